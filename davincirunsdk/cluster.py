@@ -1,0 +1,135 @@
+"""Devices, nodes and the workers on them: where every platform ends and every framework starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One place for a worker: an NPU with its rank, or a bare slot on a node without NPUs.
+
+    Attributes:
+        device_id: Number of the NPU on its node (physical), or the slot's number.
+        rank: Rank of the worker bound to it.
+        device_ip: Address of the NPU for HCCL, "" when unknown.
+    """
+
+    device_id: int
+    rank: int
+    device_ip: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine or pod.
+
+    Attributes:
+        node_rank: Place in the job.
+        name: Host name, pod name or server id.
+        devices: Its devices in rank order.
+    """
+
+    node_rank: int
+    name: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """All nodes of a job, and which of them this one is.
+
+    Attributes:
+        nodes: In node rank order.
+        node_rank: Place of this node in `nodes`.
+        master_addr: Host or address of node 0.
+        master_port: Port for the rendezvous, None when any free port of this host will do.
+        job_id: Name of the job.
+        rank_table: v1.x rank table file for the workers, None without one.
+        log_root: Folder for the logs that CANN and the frameworks write (`<log>` in the
+            documented variables).
+        log_dir: Folder of the platform for worker logs, None when it has none.
+        logical_devices: True where the process sees only its own devices, so that device numbers
+            for the framework count from 0; False on a bare host, where they are `device_id`.
+        physical_device_id: True for the one driver release (20.1.0) whose DEVICE_ID is physical
+            and which knows no ASCEND_DEVICE_ID.
+        npus: True when the devices are NPUs, False for bare slots.
+        platform: Name of the platform that told all this.
+    """
+
+    nodes: tuple[Node, ...]
+    node_rank: int
+    master_addr: str
+    master_port: int | None
+    job_id: str
+    rank_table: Path | None
+    log_root: Path
+    log_dir: Path | None
+    logical_devices: bool = True
+    physical_device_id: bool = False
+    npus: bool = True
+    platform: str = "host"
+
+    @property
+    def node(self) -> Node:
+        """This node."""
+        return self.nodes[self.node_rank]
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the job."""
+        return sum(len(node.devices) for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user asked for about nodes and devices; None means: find out.
+
+    Attributes:
+        rank_table: Rank table file.
+        nproc_per_node: Workers on this node.
+        nnodes: Nodes of the job.
+        node_rank: Place of this node.
+        master_addr: Host or address of node 0.
+        master_port: Port for the rendezvous.
+        rank_table_timeout: Seconds to wait for a complete table.
+    """
+
+    rank_table: Path | None = None
+    nproc_per_node: int | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    rank_table_timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """All that is needed to start one worker.
+
+    Attributes:
+        rank: Place in the job, or -1 for an auxiliary process.
+        local_rank: Place on this node.
+        device_id: Number of its device on the node.
+        name: `rank 3` or `scheduler`, for people.
+        command: Words of the command.
+        env: The whole environment.
+        work_dir: Folder it runs in.
+        log_path: File for its output.
+        auxiliary: True for a process that serves the ranks and is none itself.
+    """
+
+    rank: int
+    local_rank: int
+    device_id: int
+    name: str
+    command: tuple[str, ...]
+    env: dict[str, str]
+    work_dir: Path
+    log_path: Path
+    auxiliary: bool = False

@@ -1,0 +1,77 @@
+"""Every exception class of the package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from davincirunsdk.records import RunResult, WorkerFailure
+
+
+class DavinciRunError(Exception):
+    """Base of all errors that are this package's own."""
+
+
+class DistributedRuntimeError(DavinciRunError, RuntimeError):
+    """A worker failed.
+
+    Its text is the failure report: root cause first, then the other failures.
+
+    Attributes:
+        failures: Workers that failed by themselves, root cause first.
+        root_cause: The first of them.
+        exit_code: The root cause's own exit code, 128 + n if signal n ended it.
+        result: The whole result of the job.
+    """
+
+    def __init__(
+        self, report: str, *, failures: tuple[WorkerFailure, ...], exit_code: int, result: RunResult | None = None
+    ) -> None:
+        super().__init__(report)
+        self.failures = failures
+        self.exit_code = exit_code
+        self.result = result
+
+    @property
+    def root_cause(self) -> WorkerFailure:
+        """The worker that failed first by itself."""
+        return self.failures[0]
+
+
+class RankTableError(DavinciRunError, ValueError):
+    """A rank table is wrong.
+
+    Attributes:
+        path: The file, or None for text that came from no file.
+        where: JSON path of the first fault, such as `server_list[0].device[3].rank_id`, or "".
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, where: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        self.where = where
+
+
+class RankTableTimeoutError(RankTableError, TimeoutError):
+    """A rank table did not become complete in time."""
+
+
+class PlatformError(DavinciRunError, RuntimeError):
+    """This node, its devices or its place in the job cannot be told."""
+
+
+class WorkerSpawnError(DavinciRunError, OSError):
+    """A worker process could not be started.
+
+    Attributes:
+        rank: The worker that could not be started, or None when the check before the start failed.
+        errno: As in `OSError`.
+    """
+
+    def __init__(self, message: str, *, errno: int | None = None, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return str(self.args[0])

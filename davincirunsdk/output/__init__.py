@@ -1,0 +1,1 @@
+"""Where displayed output goes: terminal, notebook, nowhere."""

@@ -1,0 +1,1 @@
+"""Which nodes and devices exist, and which node we are."""
