@@ -1,0 +1,226 @@
+"""Find and end every process that carries a job's mark, wherever it has moved.
+
+The mark is an environment variable. The kernel keeps the environment of a process as it was at
+its exec, so a descendant is found after `setsid`, after a double fork and after the death of all
+its ancestors. Two kinds carry no mark and are found beside it: processes in the session of a
+worker, and children of a marked process that were started with another environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+
+from davincirunsdk.mark import JOB_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_UNKILLABLE_AFTER = 10.0
+"""Seconds after SIGKILL until a process counts as stuck in the kernel and is given up."""
+
+
+class MarkedProcess(NamedTuple):
+    """A process of a job, told from a later one with the same pid by its start time.
+
+    A named tuple and no dataclass: the guardian, which loads this module, has to stay small.
+    """
+
+    pid: int
+    created: float
+    parent: int
+    group: int
+    command: str
+
+
+class ProcessTree:
+    """Every process of one job.
+
+    Args:
+        mark: The job's mark, as in the workers' environment.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self._sessions: dict[int, float] = {}
+
+    def find(self, sessions: Mapping[int, float] | None = None) -> list[MarkedProcess]:
+        """List the job's living processes.
+
+        Args:
+            sessions: Pid of each worker, to the wall-clock second in which it ended (infinity
+                while it runs). A worker leads a session; a process of that session which is older
+                than the worker's end cannot be anybody else's.
+
+        Returns:
+            Processes that are not zombies; those of other users are never among them.
+        """
+        if sessions:
+            self._sessions.update(sessions)
+        alive: dict[int, MarkedProcess] = {}
+        ours: dict[int, MarkedProcess] = {}
+        me = os.getpid()
+        for pid in psutil.pids():
+            try:
+                process = psutil.Process(pid)
+                with process.oneshot():
+                    if pid == me:
+                        continue
+                    seen = MarkedProcess(
+                        pid=pid,
+                        created=process.create_time(),
+                        parent=process.ppid(),
+                        group=os.getpgid(pid),
+                        command=process.name(),
+                    )
+                    if process.status() == psutil.STATUS_ZOMBIE:
+                        self._reap_orphan(seen)
+                        continue
+                alive[pid] = seen
+                if self._is_marked(process) or self._is_in_session(seen):
+                    ours[pid] = seen
+            except (psutil.Error, OSError):
+                continue
+        self._add_children(ours, alive, me)
+        return list(ours.values())
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        try:
+            value = process.environ().get(JOB_MARK, "")
+        except (psutil.Error, OSError):
+            return False
+        return value == self.mark or value.startswith(self.mark + "/")
+
+    def _is_in_session(self, process: MarkedProcess) -> bool:
+        ended = self._sessions.get(os.getsid(process.pid))
+        return ended is not None and process.created < ended
+
+    def _reap_orphan(self, zombie: MarkedProcess) -> None:
+        # As pid 1 or sub-reaper we inherit orphans. A worker itself is reaped by its own coroutine.
+        if zombie.parent == os.getpid() and zombie.pid not in self._sessions and self._is_in_session(zombie):
+            os.waitpid(zombie.pid, os.WNOHANG)
+
+    @staticmethod
+    def _add_children(ours: dict[int, MarkedProcess], alive: Mapping[int, MarkedProcess], me: int) -> None:
+        children: dict[int, list[MarkedProcess]] = {}
+        for process in alive.values():
+            children.setdefault(process.parent, []).append(process)
+        queue = list(ours.values())
+        while queue:
+            parent = queue.pop()
+            for child in children.get(parent.pid, ()):
+                # A pid may have been reused between two reads: a child is never older.
+                if child.pid not in ours and child.pid != me and child.created >= parent.created:
+                    ours[child.pid] = child
+                    queue.append(child)
+
+    def terminate(self, *, but_groups: Iterable[int] = (), sessions: Mapping[int, float] | None = None) -> None:
+        """Send SIGTERM once to every process outside the given groups.
+
+        Args:
+            but_groups: Process groups that were signalled already.
+            sessions: As in `find`.
+        """
+        spared = frozenset(but_groups)
+        for process in self.find(sessions):
+            if process.group not in spared:
+                _end_gently(process)
+
+    def end(self, grace: float, *, sessions: Mapping[int, float] | None = None) -> tuple[MarkedProcess, ...]:
+        """End whatever of the job is still there; blocking, for a thread.
+
+        SIGTERM to each process once, SIGKILL when `grace` is over, again and again until a look
+        finds nothing: a process may fork while it is being ended.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL, for all processes together.
+            sessions: As in `find`.
+
+        Returns:
+            Every process that was found; one that is stuck in the kernel may still be there.
+        """
+        found: dict[tuple[int, float], MarkedProcess] = {}
+        deadline = time.monotonic() + grace
+        while living := self.find(sessions):
+            now = time.monotonic()
+            if now > deadline + _UNKILLABLE_AFTER:
+                break
+            for process in living:
+                if now >= deadline:
+                    _send(process, signal.SIGKILL)
+                elif (process.pid, process.created) not in found:
+                    _end_gently(process)
+                found[process.pid, process.created] = process
+            # After SIGKILL look again soon: a child forked in the last moment raises no event.
+            _wait_for_exit(living, 0.2 if now >= deadline else min(0.5, deadline - now))
+            _reap_adopted(living)
+        return tuple(found.values())
+
+
+def _end_gently(process: MarkedProcess) -> None:
+    _send(process, signal.SIGTERM)
+    # A stopped process takes no SIGTERM before it is continued.
+    _send(process, signal.SIGCONT)
+
+
+def _send(process: MarkedProcess, number: int) -> None:
+    """Signal exactly this process: its start time is checked while a pidfd holds its identity."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        handle = None
+    try:
+        if psutil.Process(process.pid).create_time() != process.created:
+            return
+        if handle is None:
+            os.kill(process.pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+    except (psutil.Error, OSError):
+        return
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _wait_for_exit(processes: Iterable[MarkedProcess], timeout: float) -> None:
+    """Wait until all have ended, at most `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        try:
+            handle = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            continue
+        except (AttributeError, OSError) as error:
+            if getattr(error, "errno", errno.ENOSYS) != errno.ENOSYS:
+                continue
+            # Kernels before 5.3: psutil looks in short steps.
+            psutil.wait_procs([psutil.Process(process.pid)] if psutil.pid_exists(process.pid) else [], left)
+            continue
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(left * 1000)
+        finally:
+            os.close(handle)
+
+
+def _reap_adopted(processes: Iterable[MarkedProcess]) -> None:
+    """Reap those that became our own children: as pid 1 or sub-reaper we inherit orphans."""
+    for process in processes:
+        try:
+            if psutil.Process(process.pid).ppid() == os.getpid():
+                os.waitpid(process.pid, os.WNOHANG)
+        except (psutil.Error, OSError):
+            continue
