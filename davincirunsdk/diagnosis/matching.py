@@ -1,0 +1,157 @@
+"""Find the known error that explains a worker's last lines best."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from davincirunsdk.diagnosis.patterns import CODES, FRAGMENTS, TORCH_KINDS, TORCH_PARTS, Pattern, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Level(IntEnum):
+    """How seriously a line speaks: an error, plain text, or a warning or advice that only mentions."""
+
+    ERROR = 0
+    PLAIN = 1
+    MENTION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A known error in a line."""
+
+    pattern: Pattern
+    label: str
+    level: Level
+    index: int
+    line: str
+
+
+_SCANNED = 4000  # characters of one line; a code or message stands near its start
+_LEVEL_SCANNED = 200
+
+_PREFIX = re.compile(r"\s*(?:\[(?:rank ?|default)\d+\]:?|\([^()]{0,80}pid=\d+[^()]{0,80}\))\s*")
+_CANN = re.compile(r"(?<![\w/.-])(E[A-Z0-9]\d{4})(?=[):/])", re.ASCII)
+_TORCH = re.compile(r"(?<!\w)ERR(\d{2})(\d{3})(?!\w)", re.ASCII)
+_ADVICE = re.compile(
+    r"\W*(?:possible causes?|solutions?|suggestions?|please (?:refer|check|see)|for (?:details|more)|see)\b",
+    re.IGNORECASE,
+)
+_LEVEL_WORD = re.compile(r"\b(?:(ERROR|CRITICAL|FATAL)|(?:WARN|WARNING|INFO|DEBUG|EVENT|TRACE))\b")
+_GLOG = re.compile(r"\[([EFWI])[\d ]")
+_SPEAKS_OF_ERROR = re.compile(
+    r"(?:\[PID: ?\d+\] .{0,60}?)?[\w-]{0,80}\(?E[A-Z0-9]\d{4}[):/]"  # CANN, both forms
+    r"|[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt)\b"  # the last line of a Python traceback
+    r"|what\(\):"  # the same of C++
+    r"|[\w./ -]{1,80}: error:",  # argparse
+    re.ASCII,
+)
+_UNKNOWN_ERR = "99999"  # torch_npu prints it for every exception that is not its own
+
+
+def strip_prefix(line: str) -> str:
+    """Take away what another launcher put before a worker's line, such as `[rank3]: `."""
+    found = _PREFIX.match(line)
+    return line[found.end() :] if found else line
+
+
+def level_of(line: str) -> Level:
+    """Tell how seriously a line speaks."""
+    text = strip_prefix(line[:_SCANNED]).lstrip()
+    if _ADVICE.match(text):
+        return Level.MENTION
+    if word := _LEVEL_WORD.search(text[:_LEVEL_SCANNED]):
+        return Level.ERROR if word[1] else Level.MENTION
+    if glog := _GLOG.match(text):
+        return Level.ERROR if glog[1] in "EF" else Level.MENTION
+    return Level.ERROR if _SPEAKS_OF_ERROR.match(text) else Level.PLAIN
+
+
+def find(lines: Sequence[str]) -> Match | None:
+    """Find the known error that explains these lines best.
+
+    Lines that speak as an error go before plain ones, mere mentions come last; an error that
+    is a cause goes before one that is an effect; one that only wraps others is taken when there
+    is nothing else; of equals the first in the log is taken, for later ones follow from it.
+
+    Args:
+        lines: Decoded lines of one worker, oldest first.
+
+    Returns:
+        The best match, or None when no line holds a known error.
+    """
+    ranked = [(_rank(match, row), match) for row, match in enumerate(_matches(lines))]
+    return min(ranked, key=lambda item: item[0])[1] if ranked else None
+
+
+def _rank(match: Match, row: int) -> tuple[bool, bool, Level, Role, int, int]:
+    pattern = match.pattern
+    # HCCL ranks its own findings: a failed transfer tells more than a lost heartbeat, whichever came first.
+    finding = FRAGMENTS.index(pattern) if pattern.role is Role.ELSEWHERE else 0
+    return match.level is Level.MENTION, pattern.vague, match.level, pattern.role, finding, row
+
+
+def _matches(lines: Sequence[str]) -> Iterator[Match]:
+    for index, whole in enumerate(lines):
+        line = whole[:_SCANNED]
+        known = [*_by_code(line), *_by_fragment(line)]
+        if known:
+            level = level_of(line)
+            for label, pattern in known:
+                yield Match(pattern=pattern, label=label, level=level, index=index, line=line)
+
+
+def _by_code(line: str) -> Iterator[tuple[str, Pattern]]:
+    for found in _CANN.finditer(line):
+        yield found[1], CODES.get(found[1]) or _unknown("a CANN error that this program does not know")
+    for found in _TORCH.finditer(line):
+        part, kind = found.groups()
+        if part + kind != _UNKNOWN_ERR:
+            place = f"{TORCH_PARTS.get(part, 'unknown part')}, {TORCH_KINDS.get(kind, 'unknown kind')}"
+            yield found[0], CODES.get(found[0]) or _unknown(f"an error of torch_npu ({place})")
+
+
+def _by_fragment(line: str) -> Iterator[tuple[str, Pattern]]:
+    lowered = line.lower()
+    for pattern in FRAGMENTS:
+        for parts in pattern.fragments:
+            if all(part in lowered for part in parts):
+                yield '"' + " ... ".join(parts) + '"', pattern
+                break
+
+
+def _unknown(meaning: str) -> Pattern:
+    remedy = "read the message and the lines before it"
+    return Pattern(meaning=meaning, role=Role.EITHER, remedy=remedy, vague=True)
+
+
+def hint(lines: Sequence[str]) -> str:
+    """Say what the known Ascend error in a worker's last lines means and what to do.
+
+    Args:
+        lines: Decoded lines of one worker, oldest first.
+
+    Returns:
+        A few sentences in one line; "" when no known error is there.
+    """
+    match = find(lines)
+    if match is None:
+        return ""
+    pattern = match.pattern
+    said = f"{match.label}: {pattern.meaning}"
+    if pattern.names and (named := pattern.names.search(match.line)):
+        said += f": {' '.join(named[1].split())}"
+    if match.level is Level.MENTION:
+        said = f"only mentioned, maybe not the cause: {said}"
+    if pattern.role is Role.SECONDARY:
+        said += ". Another rank is the likelier cause"
+    elif pattern.role is Role.ELSEWHERE:
+        said += ". The cause is there, not in this rank"
+    elif pattern.role is Role.EITHER and not pattern.vague:
+        said += ". Cause, or effect of another rank's end"
+    return f"{said}. To do: {pattern.remedy}."
