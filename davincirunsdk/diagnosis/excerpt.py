@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
-_KEPT_AFTER_EXCEPTION = 5
 _CLEANED = 10_000  # characters at each end of a line; far more than is ever shown
 
 
@@ -33,23 +32,28 @@ def shorten(line: str, width: int) -> str:
 def excerpt(tail: Sequence[str], count: int) -> tuple[str, ...]:
     """Choose the lines of the tail that tell most.
 
-    With a Python traceback these are its last frames, the line with the exception, and a few
-    lines after it (codes of Ascend's libraries follow there); otherwise simply the last lines.
+    These are simply the last lines, unless that would hide a Python exception: then they are its
+    last frames, the line with the exception, a few lines after it (codes of Ascend's libraries
+    follow there) and the very last lines, for the exception may be an old one that was handled.
 
     Args:
         tail: Last lines of a worker, oldest first.
-        count: How many lines at most, a line about left out ones included.
+        count: How many lines at most, at least 5, a line about left out ones included.
 
     Returns:
         Lines as they are in the tail, blank ones left out.
     """
     lines = [line for line in tail if line.strip()]
     at = exception_index(lines)
-    end = len(lines) if at is None else min(len(lines), at + 1 + _KEPT_AFTER_EXCEPTION)
-    left_out = len(lines) - end
-    room = max(1, count - bool(left_out))
-    chosen = tuple(lines[max(0, end - room) : end])
-    return (*chosen, f"... {left_out} more lines in the log file") if left_out else chosen
+    few = count // 5
+    first = len(lines) - count
+    if at is None or first <= 0 or at - first >= few:
+        return tuple(lines[-count:])
+    end = at + 1 + few
+    start = max(0, end - (count - few - 1))
+    last = count - 1 - (end - start)
+    left_out = len(lines) - end - last
+    return (*lines[start:end], f"... {left_out} more lines in the log file ...", *lines[-last:])
 
 
 def headline(tail: Sequence[str]) -> str:

@@ -31,6 +31,16 @@ class Match:
     index: int
     line: str
 
+    @property
+    def names_culprit(self) -> bool:
+        """Whether the line says, as a finding and not in passing, which other rank is to blame."""
+        return self.pattern.role is Role.ELSEWHERE and self.level is not Level.MENTION
+
+    @property
+    def shows_victim(self) -> bool:
+        """Whether the line says that this rank failed because of another one."""
+        return self.names_culprit or (self.pattern.role is Role.SECONDARY and self.level is Level.ERROR)
+
 
 _SCANNED = 4000  # characters of one line; a code or message stands near its start
 _LEVEL_SCANNED = 200
@@ -46,7 +56,7 @@ _LEVEL_WORD = re.compile(r"\b(?:(ERROR|CRITICAL|FATAL)|(?:WARN|WARNING|INFO|DEBU
 _GLOG = re.compile(r"\[([EFWI])[\d ]")
 _SPEAKS_OF_ERROR = re.compile(
     r"(?:\[PID: ?\d+\] .{0,60}?)?[\w-]{0,80}\(?E[A-Z0-9]\d{4}[):/]"  # CANN, both forms
-    r"|[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt)\b"  # the last line of a Python traceback
+    r"|[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt)(?::|$)"  # the last line of a Python traceback
     r"|what\(\):"  # the same of C++
     r"|[\w./ -]{1,80}: error:",  # argparse
     re.ASCII,
@@ -65,11 +75,13 @@ def level_of(line: str) -> Level:
     text = strip_prefix(line[:_SCANNED]).lstrip()
     if _ADVICE.match(text):
         return Level.MENTION
+    if _SPEAKS_OF_ERROR.match(text):
+        return Level.ERROR
     if word := _LEVEL_WORD.search(text[:_LEVEL_SCANNED]):
         return Level.ERROR if word[1] else Level.MENTION
     if glog := _GLOG.match(text):
         return Level.ERROR if glog[1] in "EF" else Level.MENTION
-    return Level.ERROR if _SPEAKS_OF_ERROR.match(text) else Level.PLAIN
+    return Level.PLAIN
 
 
 def find(lines: Sequence[str]) -> Match | None:
@@ -93,7 +105,9 @@ def _rank(match: Match, row: int) -> tuple[bool, bool, Level, Role, int, int]:
     pattern = match.pattern
     # HCCL ranks its own findings: a failed transfer tells more than a lost heartbeat, whichever came first.
     finding = FRAGMENTS.index(pattern) if pattern.role is Role.ELSEWHERE else 0
-    return match.level is Level.MENTION, pattern.vague, match.level, pattern.role, finding, row
+    # It stands in the text that follows an error's first line, so it need not look like an error itself.
+    level = Level.ERROR if match.names_culprit else match.level
+    return match.level is Level.MENTION, pattern.vague, level, pattern.role, finding, row
 
 
 def _matches(lines: Sequence[str]) -> Iterator[Match]:

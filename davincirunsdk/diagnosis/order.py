@@ -7,20 +7,19 @@ import signal
 from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.exits import signal_behind
-from davincirunsdk.diagnosis.matching import Level, find, strip_prefix
-from davincirunsdk.diagnosis.patterns import Role
+from davincirunsdk.diagnosis.matching import find, strip_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.records import WorkerFailure
 
-_EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Exit|Interrupt))(?::|$)", re.ASCII)
+_EXCEPTION = re.compile(r"(?:\w+\.)*(\w+(?:Error|Exception|Interrupt))(?::|$)", re.ASCII)
 
 # A failed collective call reaches Python as one of these, so they prove no fault of the rank's own.
 _CARRIERS = frozenset({"RuntimeError", "SystemError", "DistBackendError", "DistError", "DistNetworkError",
                        "DistStoreError", "ConnectionError", "ConnectionResetError", "ConnectionAbortedError",
-                       "ConnectionRefusedError", "BrokenPipeError", "TimeoutError", "Exception"})  # fmt: skip
+                       "ConnectionRefusedError", "BrokenPipeError", "TimeoutError"})  # fmt: skip
 
 
 def order(failures: tuple[WorkerFailure, ...]) -> tuple[WorkerFailure, ...]:
@@ -60,9 +59,7 @@ def is_victim(failure: WorkerFailure) -> bool:
     if signal_behind(failure.exit_code) not in (None, signal.SIGABRT):
         return False
     match = find(failure.tail)
-    if match is None or match.level is not Level.ERROR:
-        return False
-    if match.pattern.role not in (Role.SECONDARY, Role.ELSEWHERE):
+    if match is None or not match.shows_victim:
         return False
     return not _has_own_exception(failure.tail[: match.index + 1])
 

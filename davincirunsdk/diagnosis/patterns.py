@@ -159,7 +159,7 @@ FRAGMENTS = (
     *(
         _text(ELSEWHERE, meaning, "read the log of the rank that it names",
               ("cluster exception location", kind),
-              names=r"cluster exception location\s*\[ip/id\]\s*:?\s*\[([^\]]{1,80})\]")
+              names=r"cluster exception location\[ip/id\]: ?\[([\w.:/-]{1,80})\]")
         for kind, meaning in (
             ("error cqe occurred", "HCCL located a failed transfer on another rank"),
             ("stuck occurred", "HCCL located a stuck rank"),
@@ -167,7 +167,7 @@ FRAGMENTS = (
         )
     ),
     _text(ELSEWHERE, "these ranks did not come to the exchange of addresses", "read their logs first",
-          "failed to connect agent[", names=r"failed to connect agent\s*\[([\d,\s]{1,80})\]"),
+          "failed to connect agent[", names=r"failed to connect agent\[([\d, ]{1,80})\]"),
 
     _text(P, "the device is occupied", _LEFTOVER,
           "the last training process is running", "may be other processes occupying this card",
@@ -178,7 +178,8 @@ FRAGMENTS = (
     _text(P, "CANN's libraries are not found", "source CANN's set_env.sh before the start",
           ("libhccl.so", "cannot open shared object file"),
           ("libascendcl.so", "cannot open shared object file"),
-          "please check that the cann package is installed",
+          "please check that the cann package is installed"),
+    _text(P, "a path variable is missing", "source CANN's set_env.sh before the start if it is one of CANN's",
           ("_path", "environment variable is not set")),
 
     _text(P, "the rank table cannot be read", "check that RANK_TABLE_FILE is a complete file, not a folder",
@@ -203,12 +204,12 @@ FRAGMENTS = (
           "check that the scheduler runs and that MS_SCHED_HOST, MS_SCHED_PORT and MS_WORKER_NUM agree",
           "failed to connect to the meta server node url", "spawned worker process number is not as expected",
           "repeated registration node", ("role name", "is invalid")),
-    _text(ELSEWHERE, "MindSpore lost contact with other nodes of its cluster",
-          "look at the workers with the node ids that it names",
+    _text(ELSEWHERE, "MindSpore lost contact with other workers, first with", "read that worker's log",
           "the total number of timed out node is",
-          names=r"timed out node is\s*:?\s*\d+.{0,40}?\[([^\]]{1,80})\]"),
-    _text(S, "MindSpore lost contact with another worker", "look at the worker that it names",
-          ("is timed out", "it may exit with exception")),
+          names=r"worker ([\w.:-]{1,64}) is the first one timed out"),
+    _text(ELSEWHERE, "MindSpore lost contact with worker", "read that worker's log",
+          ("is timed out", "it may exit with exception"),
+          names=r"node: ?([\w.:-]{1,64}) is timed out"),
 
     _text(P, "ranks ran different operations, or different code",
           "compare code, seeds and data shapes of the ranks",

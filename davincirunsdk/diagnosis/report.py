@@ -26,6 +26,7 @@ _MAX_FAILURES = 10
 _MAX_OTHERS = 4
 _MAX_LISTED = 12
 _MAX_PATH = 4096
+_MAX_VALUE = 4 * _WIDTH
 _MAX_NODE = 40
 
 # How a worker ends that obeyed our SIGTERM, directly or under a shell.
@@ -81,8 +82,8 @@ def failure_report(
         after = _still_running(rest)
         title = f"job {job_id} failed: no worker failed by itself"
     if stopped_reason:
-        before.append(_field("stopped", stopped_reason))
-    after.append(_field("all logs", str(log_dir), whole=True))
+        before += _field("stopped", stopped_reason)
+    after += _path_field("all logs", log_dir)
     head = [shorten(title, _WIDTH), *before]
     if root is not None:
         room = max(_MIN_TAIL, min(_MAX_TAIL, _MAX_LINES - len(head) - len(after) - 1))
@@ -101,20 +102,22 @@ def _about(root: WorkerFailure, nnodes: int) -> list[str]:
     if nnodes > 1:
         place.append(f"node {root.node} (node rank {root.node_rank})")
     place.append("no process" if root.pid is None else f"pid {root.pid}")
+    lines = []
     if is_victim(root):
-        place[0] = f"not among the failures here; failed first: {place[0]}"
-    lines = [_field("root cause", ", ".join(place)), _field("ended", _long_end(root))]
+        lines += _field("root cause", "unclear: the first failure looks like the effect of another rank")
+    lines += _field("failed first" if lines else "root cause", ", ".join(place))
+    lines += _field("ended", _long_end(root))
     if root.reason and root.reason not in (_long_end(root), _short_end(root)):
-        lines.append(_field("reason", root.reason))
-    lines.append(_field("time", _stamp(root.ended)))
-    lines.append(_field("log", str(root.log_path), whole=True))
+        lines += _field("reason", root.reason)
+    lines += _field("time", _stamp(root.ended))
+    lines += _path_field("log", root.log_path)
     return lines
 
 
 def _last_lines(root: WorkerFailure, room: int) -> list[str]:
     lines = excerpt(root.tail, room)
     if not lines:
-        return [_field("output", "no output before exit")]
+        return _field("output", "no output before exit")
     return ["last lines:", *("  | " + shorten(line, _WIDTH - 4) for line in lines)]
 
 
@@ -123,13 +126,13 @@ def _advice(
 ) -> list[str]:
     lines = []
     if said := root.hint or hint(root.tail):
-        lines += _wrapped("hint", said)
+        lines += _field("hint", said)
     if is_victim(root):
         lines += _suspects(rest, nnodes)
     elif earlier := [other for other in others if other.ended < root.ended and is_victim(other)]:
         match = find(earlier[0].tail)
         sign = match.label if match else "its output"
-        lines += _wrapped(
+        lines += _field(
             "order",
             f"{_called(earlier[0])} ended earlier, but {sign} says that it was waiting for another rank",
         )
@@ -148,7 +151,7 @@ def _suspects(rest: Sequence[WorkerStatus], nnodes: int) -> list[str]:
         where.append("ranks of other nodes")
     if not where:
         return []
-    return _wrapped("suspects", f"look at {', and at '.join(where)}")
+    return _field("suspects", f"look at {', and at '.join(where)}")
 
 
 def _other_failures(others: Sequence[WorkerFailure], nnodes: int) -> list[str]:
@@ -200,7 +203,7 @@ def _remaining(rest: Sequence[WorkerStatus]) -> list[str]:
         count = sum(w.rank >= 0 and w.state is state and not _is_bad(w) for w in rest)
         if count:
             said.append(f"{count} {words}")
-    return _wrapped("other ranks", ", ".join(said)) if said else []
+    return _field("other ranks", ", ".join(said)) if said else []
 
 
 def _still_running(rest: Sequence[WorkerStatus]) -> list[str]:
@@ -245,21 +248,23 @@ def _joined(end: str, said: str) -> str:
     return f"{end}: {shorten(said, room)}" if said else end
 
 
-def _field(key: str, value: str, *, whole: bool = False) -> str:
-    """One line of the form `key: value`; `whole` for paths, which must stay fit for copying."""
-    label = f"{key + ':':<12}"
-    return label + shorten(value, _MAX_PATH if whole else _WIDTH - len(label))
-
-
-def _wrapped(key: str, value: str) -> list[str]:
-    label = f"{key + ':':<12}"
+def _field(key: str, value: str) -> list[str]:
     return textwrap.wrap(
-        shorten(value, 6 * _WIDTH),
+        shorten(value, _MAX_VALUE),
         _WIDTH,
-        initial_indent=label + " " * (len(label) == len(key) + 1),
-        subsequent_indent=" " * 12,
+        initial_indent=_label(key),
+        subsequent_indent=_label(""),
         break_on_hyphens=False,
     )
+
+
+def _path_field(key: str, path: Path) -> list[str]:
+    """A path stays in one line, however long, so that it can be copied."""
+    return [_label(key) + shorten(str(path), _MAX_PATH)]
+
+
+def _label(key: str) -> str:
+    return f"{key + ':' if key else '':<14}"
 
 
 def _ranks(ranks: Iterable[int]) -> str:
