@@ -1,0 +1,164 @@
+"""What the workers said and the display has not shown yet: bounded, and fair between ranks."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from davincirunsdk.records import LogBlock
+
+_BLOCK_COST = 256
+"""Bytes that a block needs beside its data; without it, millions of tiny blocks would fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Output that the display leaves out, for it could not keep up.
+
+    Attributes:
+        rank: Whose output.
+        lines: Line ends in it.
+        size: Bytes of it.
+        torn: It ended in the middle of a line.
+    """
+
+    rank: int
+    lines: int
+    size: int
+    torn: bool
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One rank's blocks, oldest first, each with its place in the order of arrival."""
+
+    blocks: deque[tuple[int, LogBlock]] = field(default_factory=deque)
+    size: int = 0
+    left_out: Gap | None = None
+    gap_place: int = 0
+
+    def place(self) -> int | None:
+        """Place of the first thing to show, None when there is nothing."""
+        if self.left_out is not None:
+            return self.gap_place
+        return self.blocks[0][0] if self.blocks else None
+
+
+class Backlog:
+    """Blocks on their way to the display.
+
+    When it is full, the rank that holds most loses its oldest block: a quiet rank's lines survive
+    another one's flood, and of a flood its newest part, which tells how it went on.
+
+    Args:
+        bound: Bytes in all.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._size = 0
+        self._arrived = 0
+        self._queues: dict[int, _Queue] = {}
+        self._closed = False
+        self._wanted = threading.Condition(threading.Lock())
+
+    def put(self, block: LogBlock) -> None:
+        """Add a block; never waits for the display."""
+        with self._wanted:
+            if self._closed:
+                return
+            queue = self._queues.get(block.rank)
+            if queue is None:
+                queue = self._queues[block.rank] = _Queue()
+            self._arrived += 1
+            queue.blocks.append((self._arrived, block))
+            self._grow(queue, _cost(block))
+            while self._size > self._bound:
+                self._leave_out()
+            self._wanted.notify()
+
+    def take(self, limit: int, timeout: float | None) -> list[LogBlock | Gap] | None:
+        """Wait for output and take it, in the order of arrival.
+
+        Args:
+            limit: About how many bytes to take at most.
+            timeout: Seconds to wait, None for as long as it takes.
+
+        Returns:
+            What there is, nothing after `timeout`; None when the backlog is closed and empty.
+        """
+        with self._wanted:
+            if not self._closed and not self._any():
+                self._wanted.wait(timeout)
+            if self._closed and not self._any():
+                return None
+            return self._pop(limit)
+
+    def close(self) -> None:
+        """Take nothing more; what is held can still be taken."""
+        with self._wanted:
+            self._closed = True
+            self._wanted.notify()
+
+    def clear(self) -> None:
+        """Take nothing more and forget what is held."""
+        with self._wanted:
+            self._closed = True
+            self._queues.clear()
+            self._size = 0
+            self._wanted.notify()
+
+    def poke(self) -> None:
+        """Let `take` return before its time."""
+        with self._wanted:
+            self._wanted.notify()
+
+    def _any(self) -> bool:
+        return any(queue.place() is not None for queue in self._queues.values())
+
+    def _grow(self, queue: _Queue, cost: int) -> None:
+        queue.size += cost
+        self._size += cost
+
+    def _leave_out(self) -> None:
+        queue = max(self._queues.values(), key=lambda each: each.size)
+        queue.gap_place, block = queue.blocks.popleft()
+        self._grow(queue, -_cost(block))
+        before = queue.left_out or Gap(block.rank, 0, 0, torn=False)
+        queue.left_out = Gap(
+            block.rank,
+            before.lines + block.data.count(b"\n"),
+            before.size + len(block.data),
+            torn=not block.data.endswith(b"\n"),
+        )
+
+    def _pop(self, limit: int) -> list[LogBlock | Gap]:
+        taken: list[LogBlock | Gap] = []
+        places = [
+            (place, rank) for rank, queue in self._queues.items() if (place := queue.place()) is not None
+        ]
+        heapq.heapify(places)
+        while places and limit > 0:
+            _, rank = places[0]
+            queue = self._queues[rank]
+            if queue.left_out is not None:
+                taken.append(queue.left_out)
+                queue.left_out = None
+            else:
+                _, block = queue.blocks.popleft()
+                taken.append(block)
+                self._grow(queue, -_cost(block))
+                limit -= _cost(block)
+            if (place := queue.place()) is not None:
+                heapq.heapreplace(places, (place, rank))
+            else:
+                heapq.heappop(places)
+        return taken
+
+
+def _cost(block: LogBlock) -> int:
+    return len(block.data) + _BLOCK_COST

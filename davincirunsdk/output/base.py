@@ -1,0 +1,114 @@
+"""What all sinks share: a bounded backlog and one thread that shows it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from davincirunsdk.output.backlog import Backlog, Gap
+from davincirunsdk.output.text import readable_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from davincirunsdk.output.types import Snapshot
+    from davincirunsdk.records import LogBlock
+
+_HELD_BYTES = 8 << 20
+_TAKEN_BYTES = 1 << 20
+
+logger = logging.getLogger("davincirunsdk")
+
+
+class ThreadedSink(ABC):
+    """A sink whose display may be as slow as it likes.
+
+    Args:
+        echo: Ranks to show, None for all.
+        snapshot: Tells how the job stands; called in the sink's thread.
+    """
+
+    def __init__(self, *, echo: frozenset[int] | None, snapshot: Callable[[], Snapshot]) -> None:
+        self.snapshot = snapshot
+        self.progress = 0
+        self.given_up = False
+        self._echo = echo
+        self._backlog = Backlog(_HELD_BYTES)
+        self._thread = threading.Thread(target=self._run, name="davincirun-display", daemon=True)
+
+    def write(self, block: LogBlock) -> None:
+        """Take output of one worker; see `Sink`."""
+        if block.data and (self._echo is None or block.rank in self._echo):
+            self._backlog.put(block)
+
+    def close(self, timeout: float) -> None:
+        """Show all that is still held, then the end; see `Sink`."""
+        self._backlog.close()
+        moved = time.monotonic()
+        seen = self.progress
+        while self._thread.is_alive() and not self.given_up:
+            self._thread.join(timeout / 4)
+            if self.progress != seen:
+                seen, moved = self.progress, time.monotonic()
+            elif time.monotonic() - moved >= timeout:
+                self.given_up = True
+                self._backlog.clear()
+
+    def start(self) -> None:
+        """Begin to show; called once, when the sink is complete."""
+        self._thread.start()
+
+    @abstractmethod
+    def show(self, output: list[LogBlock | Gap]) -> float | None:
+        """Show output, in the sink's thread.
+
+        Args:
+            output: What came; empty when the time asked for has passed.
+
+        Returns:
+            Seconds after which to be called again even if nothing comes, None for never.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Show the end, in the sink's thread."""
+
+    def _run(self) -> None:
+        pause: float | None = self.show([])
+        try:
+            while (output := self._backlog.take(_TAKEN_BYTES, pause)) is not None:
+                pause = self.show(output)
+                self.progress += 1
+            if not self.given_up:
+                self.finish()
+        except DisplayGoneError:
+            pass
+        except Exception:
+            logger.exception("the display of the workers' output failed; the job and its log files go on")
+        finally:
+            self._backlog.clear()
+
+
+class DisplayGoneError(Exception):
+    """Nobody can be shown anything any more."""
+
+
+def gap_notice(gap: Gap, where: str) -> str:
+    """Say what the display leaves out.
+
+    Args:
+        gap: What is left out.
+        where: File that has it.
+    """
+    return f"... {gap.lines} lines ({readable_size(gap.size)}) left out of the display; all is in {where}"
+
+
+def log_path_of(rank: int, snapshot: Snapshot) -> str:
+    """Name the file that has all of a rank's output."""
+    for worker in snapshot.workers:
+        if worker.rank == rank:
+            return str(worker.log_path)
+    return str(snapshot.log_dir)
