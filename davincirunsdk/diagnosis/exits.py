@@ -15,7 +15,7 @@ _SIGNAL_READINGS = {
     signal.SIGBUS: "bus error: usually /dev/shm is full",
     signal.SIGFPE: "arithmetic error",
     signal.SIGILL: "illegal instruction: a binary built for another processor",
-    signal.SIGKILL: "the out-of-memory killer, the platform or a kill -9",
+    signal.SIGKILL: "the out-of-memory killer (see dmesg), the platform, or a kill -9",
     signal.SIGSEGV: "segmentation fault; torch_npu and CANN sometimes do it while exiting after good work",
     signal.SIGTERM: "the platform is stopping the job, or a kill from outside",
 }

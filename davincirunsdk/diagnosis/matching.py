@@ -42,12 +42,12 @@ class Match:
         return self.names_culprit or (self.pattern.role is Role.SECONDARY and self.level is Level.ERROR)
 
 
-_SCANNED = 4000  # characters of one line; a code or message stands near its start
+_SCANNED = 2000  # characters of one line; a code or message stands near its start
 _LEVEL_SCANNED = 200
 
 _PREFIX = re.compile(r"\s*(?:\[(?:rank ?|default)\d+\]:?|\([^()]{0,80}pid=\d+[^()]{0,80}\))\s*")
-_CANN = re.compile(r"(?<![\w/.-])(E[A-Z0-9]\d{4})(?=[):/])", re.ASCII)
-_TORCH = re.compile(r"(?<!\w)ERR(\d{2})(\d{3})(?!\w)", re.ASCII)
+_CANN = re.compile(r"(E(?<![\w/.-]E)[A-Z0-9]\d{4})(?=[):/])", re.ASCII)
+_TORCH = re.compile(r"ERR(?<!\wERR)(\d{2})(\d{3})(?!\w)", re.ASCII)
 _ADVICE = re.compile(
     r"\W*(?:possible causes?|solutions?|suggestions?|please (?:refer|check|see)|for (?:details|more)|see)\b",
     re.IGNORECASE,
@@ -61,7 +61,7 @@ _SPEAKS_OF_ERROR = re.compile(
     r"|[\w./ -]{1,80}: error:",  # argparse
     re.ASCII,
 )
-_UNKNOWN_ERR = "99999"  # torch_npu prints it for every exception that is not its own
+_NO_CAUSE = "99999"  # torch_npu prints it for every exception that is not its own
 
 
 def strip_prefix(line: str) -> str:
@@ -111,32 +111,40 @@ def _rank(match: Match, row: int) -> tuple[bool, bool, Level, Role, int, int]:
 
 
 def _matches(lines: Sequence[str]) -> Iterator[Match]:
-    for index, whole in enumerate(lines):
-        line = whole[:_SCANNED]
-        known = [*_by_code(line), *_by_fragment(line)]
+    cut = [line[:_SCANNED] for line in lines]
+    lowered = [line.lower() for line in cut]
+    # Most tails hold hardly any fragment: one search in the whole keeps the loop over lines short.
+    whole = "\n".join(lowered)
+    present = [
+        (parts, pattern)
+        for pattern in FRAGMENTS
+        for parts in pattern.fragments
+        if all(part in whole for part in parts)
+    ]
+    for index, line in enumerate(cut):
+        known = _by_code(line)
+        known += [
+            ('"' + " ... ".join(parts) + '"', pattern)
+            for parts, pattern in present
+            if all(part in lowered[index] for part in parts)
+        ]
         if known:
             level = level_of(line)
             for label, pattern in known:
                 yield Match(pattern=pattern, label=label, level=level, index=index, line=line)
 
 
-def _by_code(line: str) -> Iterator[tuple[str, Pattern]]:
-    for found in _CANN.finditer(line):
-        yield found[1], CODES.get(found[1]) or _unknown("a CANN error that this program does not know")
-    for found in _TORCH.finditer(line):
-        part, kind = found.groups()
-        if part + kind != _UNKNOWN_ERR:
+def _by_code(line: str) -> list[tuple[str, Pattern]]:
+    known = [
+        (code, CODES.get(code) or _unknown("a CANN error that this program does not know"))
+        for code in dict.fromkeys(_CANN.findall(line))
+    ]
+    for part, kind in dict.fromkeys(_TORCH.findall(line)):
+        if part + kind != _NO_CAUSE:
+            code = f"ERR{part}{kind}"
             place = f"{TORCH_PARTS.get(part, 'unknown part')}, {TORCH_KINDS.get(kind, 'unknown kind')}"
-            yield found[0], CODES.get(found[0]) or _unknown(f"an error of torch_npu ({place})")
-
-
-def _by_fragment(line: str) -> Iterator[tuple[str, Pattern]]:
-    lowered = line.lower()
-    for pattern in FRAGMENTS:
-        for parts in pattern.fragments:
-            if all(part in lowered for part in parts):
-                yield '"' + " ... ".join(parts) + '"', pattern
-                break
+            known.append((code, CODES.get(code) or _unknown(f"an error of torch_npu ({place})")))
+    return known
 
 
 def _unknown(meaning: str) -> Pattern:

@@ -67,14 +67,16 @@ def failure_report(
     rest = [worker for worker in workers if worker.name not in own]
     if failures:
         root = failures[0]
-        before = _about(root, nnodes)
+        victim = is_victim(root)
+        before = _about(root, nnodes, victim)
         after = [
-            *_advice(root, failures[1:], rest, nnodes),
+            *_field("hint", root.hint or hint(root.tail)),
+            *(_suspects(rest, nnodes) if victim else _overruled(root, failures[1:])),
             *_other_failures(failures[1:], nnodes),
             *_ended_badly(rest),
             *_remaining(rest),
         ]
-        part = "failed first" if is_victim(root) else "is the root cause"
+        part = "failed first" if victim else "is the root cause"
         title = f"job {job_id} failed: {_called(root)} {part}, {_short_end(root)}"
     else:
         root = None
@@ -91,7 +93,7 @@ def failure_report(
     return "\n".join([*head, *after])
 
 
-def _about(root: WorkerFailure, nnodes: int) -> list[str]:
+def _about(root: WorkerFailure, nnodes: int, victim: bool) -> list[str]:
     if root.rank < 0:
         place = [f"MindSpore's {_name(root)}, an auxiliary process, not a rank"]
     else:
@@ -103,7 +105,7 @@ def _about(root: WorkerFailure, nnodes: int) -> list[str]:
         place.append(f"node {root.node} (node rank {root.node_rank})")
     place.append("no process" if root.pid is None else f"pid {root.pid}")
     lines = []
-    if is_victim(root):
+    if victim:
         lines += _field("root cause", "unclear: the first failure looks like the effect of another rank")
     lines += _field("failed first" if lines else "root cause", ", ".join(place))
     lines += _field("ended", _long_end(root))
@@ -121,22 +123,14 @@ def _last_lines(root: WorkerFailure, room: int) -> list[str]:
     return ["last lines:", *("  | " + shorten(line, _WIDTH - 4) for line in lines)]
 
 
-def _advice(
-    root: WorkerFailure, others: Sequence[WorkerFailure], rest: Sequence[WorkerStatus], nnodes: int
-) -> list[str]:
-    lines = []
-    if said := root.hint or hint(root.tail):
-        lines += _field("hint", said)
-    if is_victim(root):
-        lines += _suspects(rest, nnodes)
-    elif earlier := [other for other in others if other.ended < root.ended and is_victim(other)]:
-        match = find(earlier[0].tail)
-        sign = match.label if match else "its output"
-        lines += _field(
-            "order",
-            f"{_called(earlier[0])} ended earlier, but {sign} says that it was waiting for another rank",
-        )
-    return lines
+def _overruled(root: WorkerFailure, others: Sequence[WorkerFailure]) -> list[str]:
+    """Say why the root cause is not the earliest; `order` left whoever it overruled right behind it."""
+    if not others or others[0].ended >= root.ended or not is_victim(others[0]):
+        return []
+    match = find(others[0].tail)
+    sign = match.label if match else "its output"
+    said = f"{_called(others[0])} ended earlier, but {sign} says that it was waiting for another rank"
+    return _field("order", said)
 
 
 def _suspects(rest: Sequence[WorkerStatus], nnodes: int) -> list[str]:
