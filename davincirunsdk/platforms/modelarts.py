@@ -1,0 +1,62 @@
+"""ModelArts: training jobs old and new, custom images, notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from davincirunsdk.platforms.site import Site, names, shared_port, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME = "modelarts"
+
+MARKS = (
+    "MA_VJ_NAME",  # training jobs
+    "MA_JOB_DIR",
+    "MA_NUM_HOSTS",
+    "BATCH_JOB_ID",
+    "BATCH_TASK_CURRENT_INSTANCE",
+    "MA_CURRENT_INSTANCE_NAME",
+    "DLS_TASK_NUMBER",  # jobs of the older kind
+    "RANK_TABLE_FILE_V_1_0",  # notebooks
+)
+"""Variables that ModelArts alone sets. MA_HOME and MA_MOUNT_PATH are none: images set them, and users
+who test a job at home."""
+
+HINT = (
+    "On ModelArts the platform writes a table only if the job itself was created with the variable "
+    "RANK_TABLE_FILE (a folder, such as /user/config); jobs of custom images often lack it."
+)
+
+
+def is_present(env: Mapping[str, str]) -> bool:
+    """Tell by the variables that ModelArts alone sets."""
+    return any(env.get(name) for name in MARKS)
+
+
+def site(env: Mapping[str, str]) -> Site:
+    """Read nodes and own place from VC_* (new jobs) or DLS_* (old ones)."""
+    hosts = names(env, "VC_WORKER_HOSTS")
+    nnodes = (
+        whole(env, "MA_NUM_HOSTS", least=1) or whole(env, "DLS_TASK_NUMBER", least=1) or len(hosts) or None
+    )
+    rank = whole(env, "VC_TASK_INDEX")
+    if rank is None:
+        rank = whole(env, "DLS_TASK_INDEX")
+    old_hosts = tuple(
+        env[name].partition(":")[0] for i in range(nnodes or 0) if env.get(name := f"BATCH_CUSTOM{i}_HOSTS")
+    )
+    hosts = hosts or old_hosts
+    job = env.get("MA_VJ_NAME") or env.get("BATCH_JOB_ID")
+    return Site(
+        hosts=hosts if len(hosts) == nnodes else (),
+        nnodes=nnodes,
+        node_rank=rank,
+        master_addr=hosts[0] if hosts else None,
+        master_port=shared_port(job) if job else None,
+        log_dir=Path(env["MA_LOG_DIR"]) if env.get("MA_LOG_DIR") else None,
+        writes_table=True,
+        hint=HINT,
+    )

@@ -1,0 +1,162 @@
+"""Which of a rank table's nodes is this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from davincirunsdk.errors import PlatformError
+from davincirunsdk.platforms import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from davincirunsdk.platforms.site import Site
+    from davincirunsdk.rank_table import TableNode
+
+POD_NAMES = ("BATCH_TASK_CURRENT_INSTANCE", "MA_CURRENT_INSTANCE_NAME", "POD_NAME")
+GIVEN_ADDRESSES = ("MA_CURRENT_HOST_IP", "XDL_IP", "HOST_IP", "POD_IP", "MA_CURRENT_IP")
+ADDRESS_FIELDS = ("host_ip", "container_ip", "server_ip", "pod_ip")
+
+MOST_LISTED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signal:
+    """One way in which this node may show in the table."""
+
+    name: str
+    values: tuple[str, ...]
+    fits: Callable[[TableNode], bool]
+
+
+def find(
+    nodes: tuple[TableNode, ...],
+    *,
+    env: Mapping[str, str],
+    site: Site,
+    wanted: int | None,
+    npus: tuple[int, ...],
+    path: str,
+) -> int:
+    """Tell which node of a rank table this one is.
+
+    A wish decides, and so does a table of one node. Otherwise each signal, the surest first, leaves
+    the nodes that it fits: the pod's name, addresses that the environment gives, the machine's own
+    addresses, its name, at last the place that the platform counts. A signal that fits none says
+    nothing; loopback and the like fit none, for they would fit all.
+
+    Args:
+        nodes: The table's nodes in node rank order.
+        env: The environment.
+        site: What the platform tells.
+        wanted: Node rank that the user gave.
+        npus: Numbers of the NPUs that are here.
+        path: The table, for the message.
+
+    Returns:
+        The node rank.
+
+    Raises:
+        PlatformError: No signal settles it; the message lists what is known of this host and what
+            stands in the table.
+    """
+    if wanted is not None:
+        if wanted >= len(nodes):
+            raise PlatformError(
+                f"found node rank {wanted}, but rank table {path} has {len(nodes)} "
+                f"node{'s' if len(nodes) > 1 else ''}; expected a node rank from 0 to {len(nodes) - 1}"
+            )
+        return wanted
+    if len(nodes) == 1:
+        return 0
+    signals = _signals(env, npus)
+    left = range(len(nodes))
+    for signal in signals:
+        fitting = [place for place in left if signal.values and signal.fits(nodes[place])]
+        if len(fitting) == 1:
+            return fitting[0]
+        left = fitting or left
+    if site.node_rank is not None and site.node_rank in left and site.nnodes in (None, len(nodes)):
+        return site.node_rank
+    raise PlatformError(_unsettled(nodes, left, signals, site, path))
+
+
+def _signals(env: Mapping[str, str], npus: tuple[int, ...]) -> list[_Signal]:
+    host = machine.host_name()
+    hosts = _distinct([env.get("HOSTNAME", ""), host])
+    pods = _distinct([env.get(name, "") for name in POD_NAMES])
+    given = _distinct([env.get(name, "") for name in GIVEN_ADDRESSES])
+    own = tuple(sorted(machine.addresses()))
+    short = {name.partition(".")[0] for name in hosts}
+    return [
+        _Signal(name="pod name", values=pods, fits=lambda node: not node.pods.isdisjoint(pods)),
+        _Signal(
+            name="host name as pod name", values=hosts, fits=lambda node: not node.pods.isdisjoint(hosts)
+        ),
+        _Signal(
+            name="given addresses", values=given, fits=lambda node: not _given_names(node).isdisjoint(given)
+        ),
+        _Signal(name="own addresses", values=own, fits=lambda node: not _addresses(node).isdisjoint(own)),
+        _Signal(
+            name="host name",
+            values=hosts,
+            fits=lambda node: (
+                node.server.server_id in hosts or node.server.server_id.partition(".")[0] in short
+                if not machine.is_address(node.server.server_id)
+                else False
+            ),
+        ),
+        _Signal(
+            name="NPUs",
+            values=tuple(str(number) for number in npus),
+            fits=lambda node: node.server.server_id == "" and len(node.rows) == len(npus),
+        ),
+    ]
+
+
+def _given_names(node: TableNode) -> set[str]:
+    # MA_CURRENT_HOST_IP may be any server id that an earlier init_rank_table() has set, `node_0` too.
+    return {node.server.server_id, *_addresses(node)} - {"127.0.0.1", "0.0.0.0", "::1", "::"}
+
+
+def _addresses(node: TableNode) -> set[str]:
+    fields = [node.server.server_id, *(node.server.extra.get(name) for name in ADDRESS_FIELDS)]
+    return {value for value in fields if isinstance(value, str) and machine.distinctive(value)}
+
+
+def _distinct(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value for value in values if value))
+
+
+def _unsettled(
+    nodes: tuple[TableNode, ...], left: Iterable[int], signals: list[_Signal], site: Site, path: str
+) -> str:
+    several = list(left)
+    what = "none of" if len(several) == len(nodes) else f"{len(several)} of"
+    lines = [
+        f"found {what} the {len(nodes)} nodes in rank table {path} to be this host; expected exactly one."
+    ]
+    known = [f"{signal.name} {', '.join(signal.values)}" for signal in signals if signal.values]
+    if site.node_rank is not None:
+        known.append(f"node rank {site.node_rank} of {site.nnodes or '?'}")
+    lines.append(f"  This host: {'; '.join(known)}.")
+    for place in several[:MOST_LISTED]:
+        node = nodes[place]
+        names = [*sorted(node.pods), *sorted(_addresses(node) - {node.server.server_id})]
+        also = f" ({', '.join(names)})" if names else ""
+        lines.append(f"  Node {place}: {node.name}{also}, {len(node.rows)} devices")
+    if len(several) > MOST_LISTED:
+        lines.append(f"  ... and {len(several) - MOST_LISTED} more")
+    lines.append("  Give --node-rank, or set MA_CURRENT_HOST_IP to this host's server id in the table.")
+    return "\n".join(lines)
+
+
+def address_of(node: TableNode) -> str:
+    """Tell where other nodes reach this one: a real address if the table has any, else its name."""
+    fields = [
+        node.server.extra.get("host_ip"),
+        node.server.server_id,
+        *(node.server.extra.get(n) for n in ADDRESS_FIELDS),
+    ]
+    return next((f for f in fields if isinstance(f, str) and machine.distinctive(f)), node.server.server_id)

@@ -1,0 +1,99 @@
+"""What a platform tells about this job, and what a platform is."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from davincirunsdk.errors import PlatformError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+TORCH_PORT = 29500
+"""torchrun's own default, for several nodes of which nobody said the port."""
+
+FIRST_PORT = 20000
+PORTS = 10000
+"""Derived ports lie below Linux' ephemeral range (32768) and Kubernetes' node ports (30000)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What the platform's variables say, as far as they say it.
+
+    Attributes:
+        hosts: Names or addresses of all nodes in node rank order, () if not told.
+        nnodes: Number of nodes, None if not told.
+        node_rank: Place of this node, None if not told.
+        master_addr: Host or address of node 0, None if not told.
+        master_port: Port that all nodes agree on, None if not told.
+        log_dir: The platform's folder for worker logs, None if it has none.
+        writes_table: True where the platform writes a rank table while the job starts, so that a
+            missing one is worth waiting for.
+        hint: What to tell the user whose table never comes.
+    """
+
+    hosts: tuple[str, ...] = ()
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    log_dir: Path | None = None
+    writes_table: bool = False
+    hint: str = ""
+
+
+class Platform(Protocol):
+    """A kind of place to run in; `platforms.detect` takes the first that is present."""
+
+    @property
+    def NAME(self) -> str:
+        """Name for `Cluster.platform`."""
+
+    def is_present(self, env: Mapping[str, str]) -> bool:
+        """Tell from the environment alone whether we run there."""
+
+    def site(self, env: Mapping[str, str]) -> Site:
+        """Read the platform's variables; raise `PlatformError` where they contradict themselves."""
+
+
+def whole(env: Mapping[str, str], name: str, *, most: int | None = None, least: int = 0) -> int | None:
+    """Read a whole number from a variable.
+
+    Args:
+        env: The environment.
+        name: The variable.
+        most: Largest value that makes sense.
+        least: Smallest value that makes sense.
+
+    Returns:
+        The number, None if the variable is unset or empty.
+
+    Raises:
+        PlatformError: It holds something else. The value is not repeated: it may be a secret in the
+            wrong place.
+    """
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
+    if value < least or (most is not None and value > most):
+        span = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        raise PlatformError(
+            f"found no such number in the environment variable {name}; expected a whole number {span}: "
+            "correct or unset it"
+        )
+    return value
+
+
+def names(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Read a comma list from a variable, blanks and empty parts left out."""
+    return tuple(part.strip() for part in env.get(name, "").split(",") if part.strip())
+
+
+def shared_port(key: str) -> int:
+    """Derive a port from a text that all nodes of the job have and other jobs have not."""
+    return FIRST_PORT + int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % PORTS

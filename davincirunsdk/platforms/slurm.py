@@ -1,0 +1,116 @@
+"""Slurm: one davincirun per node, started by `srun --ntasks-per-node=1`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from davincirunsdk.errors import PlatformError
+from davincirunsdk.platforms.site import Site, shared_port, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+NAME = "slurm"
+
+MOST_NODES = 1_000_000
+"""Nodes that one list may stand for; a larger range is a mistake that would only fill the memory."""
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def is_present(env: Mapping[str, str]) -> bool:
+    """Tell by the job's number."""
+    return bool(env.get("SLURM_JOB_ID"))
+
+
+def site(env: Mapping[str, str]) -> Site:
+    """Read nodes and own place; those of the step where there is one, as it may use fewer nodes than the job.
+
+    Raises:
+        PlatformError: srun started us more than once per node, or a node list cannot be read.
+    """
+    stepped = "SLURM_STEP_NODELIST" in env
+    listed = "SLURM_STEP_NODELIST" if stepped else "SLURM_JOB_NODELIST"
+    hosts = expand(env.get(listed, ""), variable=listed)
+    nnodes = whole(env, "SLURM_STEP_NUM_NODES" if stepped else "SLURM_NNODES", least=1) or len(hosts) or None
+    tasks = whole(env, "SLURM_STEP_NUM_TASKS", least=1)
+    if tasks is not None and nnodes is not None and tasks > nnodes:
+        raise PlatformError(
+            f"found {tasks} Slurm tasks on {nnodes} node{'s' if nnodes > 1 else ''} (SLURM_STEP_NUM_TASKS); "
+            "expected one davincirun per node, which itself starts a worker per device: "
+            "use srun --ntasks-per-node=1"
+        )
+    return Site(
+        hosts=hosts if len(hosts) == nnodes else (),
+        nnodes=nnodes,
+        node_rank=whole(env, "SLURM_NODEID"),
+        master_addr=hosts[0] if hosts else None,
+        # The step's number as well: two steps of one job may share a node.
+        master_port=shared_port(f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"),
+    )
+
+
+def expand(text: str, *, variable: str = "the node list") -> tuple[str, ...]:
+    """Expand Slurm's compressed list of node names.
+
+    Args:
+        text: Such as `n[1-3,07-09],m5` or `rack[0-1]n[1-2]`.
+        variable: What it comes from, for the message.
+
+    Returns:
+        The names in order; leading zeros are kept.
+
+    Raises:
+        PlatformError: The list cannot be read.
+    """
+    result: list[str] = []
+    for part in _split(text, variable):
+        for name in _names(part, variable):
+            if len(result) >= MOST_NODES:
+                raise _unreadable(variable, f"more than {MOST_NODES} nodes")
+            result.append(name)
+    return tuple(result)
+
+
+def _split(text: str, variable: str) -> Iterator[str]:
+    """Split at the commas outside of brackets."""
+    part = ""
+    inside = False
+    for letter in text:
+        if letter in "[]":
+            if inside == (letter == "["):
+                raise _unreadable(variable, "brackets that do not match")
+            inside = letter == "["
+        if letter == "," and not inside:
+            if part:
+                yield part
+            part = ""
+        else:
+            part += letter
+    if inside:
+        raise _unreadable(variable, "a bracket that is not closed")
+    if part:
+        yield part
+
+
+def _names(part: str, variable: str) -> Iterator[str]:
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    inner, _, tail = rest.partition("]")
+    for piece in inner.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None or len(piece) > 40:
+            raise _unreadable(variable, "a bracket with something else than numbers and ranges")
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise _unreadable(variable, "a range that runs backwards")
+        for number in range(int(first), int(last) + 1):
+            for end in _names(tail, variable):
+                yield f"{head}{number:0{len(first)}d}{end}"
+
+
+def _unreadable(variable: str, found: str) -> PlatformError:
+    return PlatformError(f"found {found} in {variable}; expected a node list such as n[1-3,07-09],m5")

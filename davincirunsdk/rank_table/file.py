@@ -1,0 +1,387 @@
+"""The rank table as a file: where it is, waiting until it is complete, writing one.
+
+Platforms write the table while the job starts already, and not atomically: a reader meets a missing
+file, an empty or cut one, or one whose status is not `completed` yet. All of these are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from davincirunsdk.errors import RankTableError, RankTableTimeoutError
+from davincirunsdk.rank_table import dump, parse
+from davincirunsdk.rank_table.check import READY
+from davincirunsdk.rank_table.findings import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from davincirunsdk.rank_table.table import RankTable
+
+TABLE_NAME = "jobstart_hccl.json"
+"""Name of the file in the folder that ModelArts puts into RANK_TABLE_FILE."""
+
+KNOWN_PLACES = (
+    f"user/config/{TABLE_NAME}",  # ModelArts and CCE
+    "user/serverid/devindex/config/hccl.json",  # ConfigMap of hccl-controller
+    f"etc/ranktable/{TABLE_NAME}",  # Volcano example
+)
+OPERATOR_PLACES = "user/mindx-dl/ranktable/*/hccl.json"
+
+POLL = 2.0
+"""Seconds between looks where the kernel reports no change: network file systems."""
+
+SETTLE = 0.05
+"""Seconds to let a writer go on after a change before the next look."""
+
+PROGRESS = 10.0
+"""Seconds between two progress lines."""
+
+UNCHANGED = 3.0
+"""Seconds for which text that more writing cannot turn into JSON must stand still to be an error.
+
+A cut text is waited for to the limit, as its writer may be slow; `{"a":1,}` gets no better by more text,
+and half an hour of waiting would only hide the typo."""
+
+_PREFIX_ERROR = "Input data was truncated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A file to read, and what named it (an option, a variable) for messages."""
+
+    path: Path
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for what, in seconds.
+
+    Attributes:
+        limit: For the table to become complete.
+        missing: For the file to appear; at most `limit` counts.
+        missing_folder: For the folder it should be in to appear.
+        hint: Sentence for the error when the time is up.
+    """
+
+    limit: float
+    missing: float
+    missing_folder: float
+    hint: str = ""
+
+
+def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path("/")) -> Place | None:
+    """Tell where the rank table is, or should be.
+
+    Order: the given path, RANK_TABLE_FILE_V_1_0, RANK_TABLE_FILE (a file, or ModelArts' folder),
+    MINDSPORE_HCCL_CONFIG_PATH, then the places where platforms are known to mount it. The working
+    folder is not searched: a table that lies there may be another host's.
+
+    Args:
+        env: The environment.
+        given: Path that the user gave.
+        root: Folder that stands for `/` in the known places.
+
+    Returns:
+        The place; a named one need not exist yet. None when none is named and none exists.
+
+    Raises:
+        RankTableError: Several tables lie in the operator's folder and nothing says which is ours.
+    """
+    if given is not None:
+        return Place(path=_in_folder(given), source="the given rank table")
+    for name in ("RANK_TABLE_FILE_V_1_0", "RANK_TABLE_FILE", "MINDSPORE_HCCL_CONFIG_PATH"):
+        if env.get(name):
+            return Place(path=_in_folder(Path(env[name])), source=name)
+    for known in KNOWN_PLACES:
+        if (root / known).exists():
+            return Place(path=root / known, source="a known place")
+    tables = sorted(root.glob(OPERATOR_PLACES))
+    if len(tables) > 1:
+        listed = ", ".join(str(path) for path in tables)
+        raise RankTableError(
+            f"found several rank tables ({listed}) and nothing that says which is this job's; "
+            "expected one: set RANK_TABLE_FILE or give --rank-table"
+        )
+    return Place(path=tables[0], source="a known place") if tables else None
+
+
+def _in_folder(path: Path) -> Path:
+    # A folder that is not there yet is told from a file by the name: HCCL takes `.json` files only.
+    if path.is_dir() or (path.suffix != ".json" and not path.exists()):
+        other = path / "hccl.json"
+        return other if other.exists() and not (path / TABLE_NAME).exists() else path / TABLE_NAME
+    return path
+
+
+class _State(Enum):
+    READY = 0
+    MISSING_FOLDER = 1
+    MISSING = 2
+    WAITING = 3
+    BROKEN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What one look at the file saw.
+
+    `seen` changes when the file does; `age` is how long it has stood as it is, in seconds.
+    """
+
+    state: _State
+    words: str
+    seen: tuple[int, ...] = ()
+    age: float = 0.0
+    data: bytes = b""
+
+
+async def wait_for(
+    place: Place, *, patience: Patience, notify: Callable[[str], None] = lambda _: None
+) -> tuple[RankTable, bytes]:
+    """Wait until a rank table file is complete, and read it.
+
+    The kernel's reports of changes are used where there are any, and a slow poll everywhere. All
+    file work and parsing is done in a thread of its own. Cancellation ends the waiting at once.
+
+    Args:
+        place: The file.
+        patience: How long to wait.
+        notify: Called with a line for people when the waiting begins and every 10 seconds of it.
+
+    Returns:
+        The table and the bytes it was read from.
+
+    Raises:
+        RankTableError: The file is there but is no correct rank table, or cannot be read.
+        RankTableTimeoutError: It did not become complete in time.
+    """
+    loop = asyncio.get_running_loop()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="davincirun-rank-table")
+    started = loop.time()
+    next_line = started
+    changed = started
+    with ExitStack() as stack:
+        # Not waited for: a read that hangs on a dead network file system must not hold up a cancellation.
+        stack.callback(pool.shutdown, wait=False)
+        look = await loop.run_in_executor(pool, _look, place.path, None)
+        if look.state is not _State.READY:
+            watch = await loop.run_in_executor(pool, _watch, place.path)
+            stack.callback(watch.close)
+            look = await loop.run_in_executor(pool, _look, place.path, None)
+        while look.state is not _State.READY:
+            now = loop.time()
+            _give_up(place, look, patience, waited=now - started, still=now - changed)
+            if now >= next_line:
+                notify(
+                    f"waiting for rank table {place.path}: {look.words} ({now - started:.0f} s of {patience.limit:g} s)"
+                )
+                next_line = now + PROGRESS
+            left = started + patience.limit - now
+            if await watch.changed(min(POLL, next_line - now, max(left, 0.0) + 0.01)):
+                await asyncio.sleep(SETTLE)
+            earlier, look = look, await loop.run_in_executor(pool, _look, place.path, look)
+            if look.seen != earlier.seen:
+                changed = loop.time()
+                await loop.run_in_executor(pool, watch.follow, place.path)
+        return await loop.run_in_executor(pool, _parse, look.data, str(place.path)), look.data
+
+
+def _parse(data: bytes, path: str) -> RankTable:
+    return parse(data, path=path)
+
+
+def _look(path: Path, last: _Look | None) -> _Look:
+    try:
+        info = path.stat()
+        seen = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        if stat.S_ISDIR(info.st_mode):
+            raise RankTableError(f"rank table {path}: found a folder; expected a file", path=str(path))
+        if last is not None and last.seen == seen:
+            return last
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if path.parent.is_dir():
+            return _Look(state=_State.MISSING, words="the file does not exist yet")
+        return _Look(state=_State.MISSING_FOLDER, words=f"its folder {path.parent} does not exist yet")
+    except PermissionError as error:
+        raise RankTableError(
+            f"rank table {path} cannot be read ({error.strerror}); expected a file that this user may read",
+            path=str(path),
+        ) from error
+    except OSError as error:
+        # A network file system that is away for a moment.
+        return _Look(state=_State.WAITING, words=f"it cannot be read ({error.strerror})")
+    state, words = _judge(data)
+    return _Look(state=state, words=words, seen=seen, age=time.time() - info.st_mtime, data=data)
+
+
+def _judge(data: bytes) -> tuple[_State, str]:
+    """Tell whether text is a finished table; correctness is for the parser."""
+    from davincirunsdk.rank_table import explain
+
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        top = msgspec.json.decode(data, type=_Status)
+    except msgspec.ValidationError:
+        return _State.READY, ""  # valid JSON of another shape: the parser says what is wrong with it
+    except (msgspec.DecodeError, RecursionError) as error:
+        words = explain(error, data) if isinstance(error, msgspec.DecodeError) else "it is nested too deep"
+        if str(error) == _PREFIX_ERROR:
+            return _State.WAITING, f"it is written only in part so far ({words})"
+        return _State.BROKEN, f"it is no valid JSON so far ({words})"
+    if isinstance(top.status, str) and top.status.lower() not in READY:
+        return _State.WAITING, f"its status is {show(top.status)}"
+    return _State.READY, ""
+
+
+class _Status(msgspec.Struct):
+    """The one field that tells whether a table is finished."""
+
+    status: object = None
+
+
+def _give_up(place: Place, look: _Look, patience: Patience, *, waited: float, still: float) -> None:
+    path = str(place.path)
+    if look.state is _State.BROKEN and max(still, look.age) >= UNCHANGED:
+        _parse(look.data, path)
+    limit = {_State.MISSING: patience.missing, _State.MISSING_FOLDER: patience.missing_folder}.get(
+        look.state, patience.limit
+    )
+    if waited < min(limit, patience.limit):
+        return
+    hint = f" {patience.hint}" if patience.hint else ""
+    named = "" if place.source == "a known place" else f" (named by {place.source})"
+    message = (
+        f"rank table {path}{named} is not complete after {waited:.0f} s: {look.words}; "
+        f'expected a table with status "completed".{hint} '
+        "To wait longer set --rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)."
+    )
+    raise RankTableTimeoutError(message, path=path)
+
+
+class _Changes(Protocol):
+    """Tells of changes around a file; used by `wait_for` alone."""
+
+    async def changed(self, seconds: float) -> bool: ...
+    def follow(self, path: Path) -> None: ...
+    def close(self) -> None: ...
+
+
+class _NoReports:
+    """Where the kernel can tell nothing: the poll alone."""
+
+    async def changed(self, seconds: float) -> bool:
+        await asyncio.sleep(seconds)
+        return False
+
+    def follow(self, path: Path) -> None:
+        del path
+
+    def close(self) -> None: ...
+
+
+class _Inotify:
+    """Changes in the folders that decide what the path leads to.
+
+    That is the file's own folder (a ConfigMap swaps a symlink there), the folder of the real file
+    (its writer works there), and while the folder is missing, the nearest one that exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from asyncinotify import Inotify, Mask
+
+        self._mask = (
+            Mask.CREATE | Mask.MODIFY | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.ATTRIB | Mask.DELETE_SELF
+        )
+        self._inotify = Inotify()
+        self.follow(path)
+
+    def follow(self, path: Path) -> None:
+        """Watch the folders that count now; a folder watched already is no second watch."""
+        for folder in {_nearest(path.parent), _nearest(Path(os.path.realpath(path)).parent)}:
+            try:
+                self._inotify.add_watch(folder, self._mask)
+            except OSError:  # gone again, or no watches left: the poll goes on
+                continue
+
+    async def changed(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._inotify.get(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            return False
+        return True
+
+    def close(self) -> None:
+        self._inotify.close()
+
+
+def _watch(path: Path) -> _Changes:
+    # In the thread: the import takes longer than the loop may be held up.
+    try:
+        import_module("asyncinotify")
+        return _Inotify(path)
+    except (ImportError, OSError, NotImplementedError):
+        return _NoReports()
+
+
+def _nearest(folder: Path) -> Path:
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def write(table: RankTable, target: Path) -> None:
+    """Write a table as HCCL reads it; the target is complete or as it was, whatever happens.
+
+    Args:
+        table: Any table.
+        target: The file; its folder must exist. Readable for everybody, as platforms write it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    write_text(dump(table), target)
+
+
+def write_text(text: str, target: Path) -> None:
+    """Replace a file by new text in one step.
+
+    Args:
+        text: The new content.
+        target: The file; its folder must exist.
+
+    Raises:
+        OSError: It cannot be written; the file is as it was.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def digest(text: str) -> str:
+    """Name for a table by its content, so that different tables never share a file."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,159 @@
+"""Faults and oddities of a rank table, each with its place; and the readers that note them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from davincirunsdk.errors import RankTableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from davincirunsdk.rank_table.table import Json
+
+MOST_LISTED = 50
+"""Findings written out in one message; a table with one wrong rule can have a fault per device."""
+
+UNKNOWN = -1
+"""Stands for a number that could not be read; rules leave it alone, for its fault is noted already."""
+
+A_NUMBER = "a whole number in decimal digits, as a string"
+
+
+class Missing:
+    """The value of a key that is not there."""
+
+
+MISSING = Missing()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong or odd about a rank table.
+
+    Attributes:
+        where: JSON path such as `server_list[0].device[3].rank_id`, "" for the whole text.
+        found: What stands there, in words.
+        expected: What should stand there, or what to make of it.
+        fatal: True for a fault, False for a warning.
+    """
+
+    where: str
+    found: str
+    expected: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}found {self.found}; expected {self.expected}"
+
+
+class Findings:
+    """Collects what the readers and rules find in one text."""
+
+    def __init__(self) -> None:
+        self.faults: list[Finding] = []
+        self.warnings: list[Finding] = []
+        self.rewrite = False  # HCCL would refuse the text as it stands, though its content is right
+
+    def fault(self, where: str, found: str, expected: str) -> None:
+        """Note something that makes the table unusable."""
+        self.faults.append(Finding(where=where, found=found, expected=expected))
+
+    def warn(self, where: str, found: str, expected: str) -> None:
+        """Note something odd that does not keep the table from being used."""
+        self.warnings.append(Finding(where=where, found=found, expected=expected, fatal=False))
+
+
+def raise_faults(faults: Iterable[Finding], path: str | None) -> None:
+    """Raise one error that lists every fault; return if there is none.
+
+    Raises:
+        RankTableError: With the path of the first fault in `where`.
+    """
+    listed = list(faults)
+    if listed:
+        raise RankTableError(report(listed, path), path=path, where=listed[0].where)
+
+
+def report(findings: list[Finding], path: str | None) -> str:
+    """Word findings for people, one per line, the file first."""
+    name = path if path is not None else "the given text"
+    if len(findings) == 1:
+        return f"rank table {name}: {findings[0]}"
+    lines = [f"rank table {name} has {len(findings)} faults:"]
+    lines += [f"  {finding}" for finding in findings[:MOST_LISTED]]
+    if len(findings) > MOST_LISTED:
+        lines.append(f"  ... and {len(findings) - MOST_LISTED} more")
+    return "\n".join(lines)
+
+
+def show(value: Json | Missing) -> str:
+    """Word a JSON value for a message: short, and never longer than a line."""
+    if isinstance(value, Missing):
+        return "nothing (the key is missing)"
+    if isinstance(value, dict):
+        return "an object" if value else "an empty object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def digits(text: str) -> bool:
+    """Tell whether a text is a decimal number that fits 32 bits or so; HCCL reads no other."""
+    return len(text) <= 10 and text.isascii() and text.isdigit()
+
+
+def number(value: Json | Missing, where: str, findings: Findings) -> int:
+    """Read a whole number that should be written as a string; a JSON number is taken as well.
+
+    Returns:
+        The number, or `UNKNOWN` after noting the fault.
+    """
+    if isinstance(value, str) and digits(value):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**10:
+        findings.rewrite = True
+        return value
+    findings.fault(where, show(value), A_NUMBER)
+    return UNKNOWN
+
+
+def text(value: Json | Missing, where: str, findings: Findings, *, expected: str, most: int) -> str:
+    """Read a name that must be there and not be empty.
+
+    Returns:
+        The name, or "" after noting the fault.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        findings.rewrite = True
+        return str(value)
+    if isinstance(value, str) and value.strip():
+        if len(value) > most:
+            findings.fault(where, f"a text of {len(value)} characters", f"at most {most} characters")
+        return value
+    findings.fault(where, show(value), expected)
+    return ""
+
+
+def objects(
+    value: Json | Missing, where: str, findings: Findings, *, expected: str
+) -> list[tuple[int, dict[str, Json]]]:
+    """Read a list of objects that must not be empty.
+
+    Returns:
+        The objects with their places in the list; what is no object is noted and left out.
+    """
+    if not isinstance(value, list) or not value:
+        findings.fault(where, show(value), f"a list of {expected}, at least one")
+        return []
+    kept = []
+    for index, item in enumerate(value):
+        if isinstance(item, dict):
+            kept.append((index, item))
+        else:
+            findings.fault(f"{where}[{index}]", show(item), f"an object: one of the {expected}")
+    return kept
