@@ -48,6 +48,14 @@ def choose_sink(
     """
     if not names or (echo is not None and not echo.intersection(names)):
         return None
+    if output_notebook:
+        from davincirunsdk.output.notebook import NotebookSink, kernel_shell
+
+        shell = kernel_shell()
+        if shell is not None:
+            panel = NotebookSink(shell, names=names, echo=echo, snapshot=snapshot)
+            panel.start()
+            return panel
     if stream is None:
         return None
     from davincirunsdk.output.terminal import TerminalSink

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from davincirunsdk.output.types import Snapshot
     from davincirunsdk.records import LogBlock
 
-_HELD_BYTES = 8 << 20
+HELD_BYTES = 8 << 20
 _TAKEN_BYTES = 1 << 20
 
 logger = logging.getLogger("davincirunsdk")
@@ -29,14 +29,17 @@ class ThreadedSink(ABC):
     Args:
         echo: Ranks to show, None for all.
         snapshot: Tells how the job stands; called in the sink's thread.
+        held: Bytes of output that may wait for the display.
     """
 
-    def __init__(self, *, echo: frozenset[int] | None, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, *, echo: frozenset[int] | None, snapshot: Callable[[], Snapshot], held: int = HELD_BYTES
+    ) -> None:
         self.snapshot = snapshot
         self.progress = 0
         self.given_up = False
         self._echo = echo
-        self._backlog = Backlog(_HELD_BYTES)
+        self._backlog = Backlog(held)
         self._thread = threading.Thread(target=self._run, name="davincirun-display", daemon=True)
 
     def write(self, block: LogBlock) -> None:

@@ -216,8 +216,8 @@ class RankText:
     def _take(self, part: bytes) -> None:
         if b"\r" in part:
             moves = b"\x1b" in part
-            *states, part = part.split(b"\r")
-            for state in states if moves else _last(states):
+            first, *states, part = part.split(b"\r")
+            for state in (first, *(states if moves else _last(states))):
                 self._append(state)
                 self._overwrite(self._unfinished())
                 self._pending, self._beyond = b"", 0

@@ -1,0 +1,79 @@
+"""The words and columns of the tables that show a job's workers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from davincirunsdk.output.text import readable_size
+from davincirunsdk.records import JobState, signal_name
+
+if TYPE_CHECKING:
+    from davincirunsdk.output.types import Snapshot
+    from davincirunsdk.records import WorkerStatus
+
+UNFINISHED = (JobState.PENDING, JobState.RUNNING, JobState.STOPPING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """One worker in words.
+
+    Attributes:
+        rank: Place in the job, -1 for an auxiliary process.
+        name: Such as `rank 3`.
+        state: Such as `RUNNING`.
+        pid: Process id, "" before the start.
+        uptime: Such as `1:02:03`, "" before the start.
+        exit: Exit code or signal name, "" while it runs.
+        log: Size of the log file.
+        last_line: The last line of output.
+    """
+
+    rank: int
+    name: str
+    state: str
+    pid: str
+    uptime: str
+    exit: str
+    log: str
+    last_line: str
+
+
+def table_rows(snapshot: Snapshot) -> list[TableRow]:
+    """Write a job's workers as rows, in the snapshot's order."""
+    now = time.time()
+    return [
+        TableRow(
+            rank=worker.rank,
+            name=worker.name,
+            state=str(worker.state),
+            pid="" if worker.pid is None else str(worker.pid),
+            uptime=_uptime(worker, now),
+            exit=_exit(worker),
+            log=readable_size(worker.log_bytes),
+            last_line=worker.last_line,
+        )
+        for worker in snapshot.workers
+    ]
+
+
+def headline(snapshot: Snapshot) -> str:
+    """Say in one line how the job stands."""
+    count = sum(worker.rank >= 0 for worker in snapshot.workers)
+    workers = "1 worker" if count == 1 else f"{count} workers"
+    return f"job {snapshot.job_id}: {snapshot.state}, {workers} on this node, logs in {snapshot.log_dir}"
+
+
+def _uptime(worker: WorkerStatus, now: float) -> str:
+    if worker.started is None:
+        return ""
+    seconds = max(0, int((worker.ended or now) - worker.started))
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def _exit(worker: WorkerStatus) -> str:
+    if worker.exit_code is None:
+        return "" if worker.ended is None else "?"
+    return signal_name(worker.exit_code) or str(worker.exit_code)
