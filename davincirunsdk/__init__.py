@@ -1,3 +1,104 @@
 """Start, supervise and end one training process per NPU of this machine."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 __version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from davincirunsdk import aio
+    from davincirunsdk.blocking import (
+        init_rank_table,
+        set_random_ms_cache_dir,
+        start_and_wait_distributed_train,
+        start_distributed_train,
+        wait_distributed_train,
+    )
+    from davincirunsdk.errors import (
+        DavinciRunError,
+        DistributedRuntimeError,
+        PlatformError,
+        RankTableError,
+        RankTableTimeoutError,
+        WorkerSpawnError,
+    )
+    from davincirunsdk.manager import FMKManager
+    from davincirunsdk.records import (
+        Event,
+        JobState,
+        Leftover,
+        LogBlock,
+        LogLine,
+        RunResult,
+        WorkerFailure,
+        WorkerState,
+        WorkerStatus,
+    )
+
+_HOMES = {
+    "aio": "",
+    "init_rank_table": "blocking",
+    "set_random_ms_cache_dir": "blocking",
+    "start_and_wait_distributed_train": "blocking",
+    "start_distributed_train": "blocking",
+    "wait_distributed_train": "blocking",
+    "DavinciRunError": "errors",
+    "DistributedRuntimeError": "errors",
+    "PlatformError": "errors",
+    "RankTableError": "errors",
+    "RankTableTimeoutError": "errors",
+    "WorkerSpawnError": "errors",
+    "FMKManager": "manager",
+    "Event": "records",
+    "JobState": "records",
+    "Leftover": "records",
+    "LogBlock": "records",
+    "LogLine": "records",
+    "RunResult": "records",
+    "WorkerFailure": "records",
+    "WorkerState": "records",
+    "WorkerStatus": "records",
+}
+
+__all__ = [
+    "DavinciRunError",
+    "DistributedRuntimeError",
+    "Event",
+    "FMKManager",
+    "JobState",
+    "Leftover",
+    "LogBlock",
+    "LogLine",
+    "PlatformError",
+    "RankTableError",
+    "RankTableTimeoutError",
+    "RunResult",
+    "WorkerFailure",
+    "WorkerSpawnError",
+    "WorkerState",
+    "WorkerStatus",
+    "__version__",
+    "aio",
+    "init_rank_table",
+    "set_random_ms_cache_dir",
+    "start_and_wait_distributed_train",
+    "start_distributed_train",
+    "wait_distributed_train",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Lazy: the command must not load the blocking API, nor an import of the package an event loop.
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{home or name}")
+    value = module if not home else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -34,7 +34,7 @@ class Guardian:
         self._marks: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
-        self._owner = 0
+        os.register_at_fork(after_in_child=self._forget)
 
     def watch(self, mark: str) -> None:
         """Have everything that carries `mark` ended if this process dies.
@@ -43,8 +43,6 @@ class Guardian:
             OSError: No process could be started.
         """
         with self._lock:
-            if self._owner != os.getpid():
-                self._forget()
             self._marks.add(mark)
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -54,7 +52,7 @@ class Guardian:
     def release(self, mark: str) -> None:
         """End the watch over a job that has left nothing behind."""
         with self._lock:
-            if self._owner != os.getpid() or mark not in self._marks:
+            if mark not in self._marks:
                 return
             self._marks.remove(mark)
             if self._process is None:
@@ -74,7 +72,7 @@ class Guardian:
     def pid(self) -> int | None:
         """Pid of the guardian, None while there is no job."""
         process = self._process
-        return process.pid if process is not None and self._owner == os.getpid() else None
+        return process.pid if process is not None else None
 
     def revive(self) -> None:
         """Start it again if somebody ended it while jobs run."""
@@ -86,7 +84,6 @@ class Guardian:
         if self._pipe >= 0:
             os.close(self._pipe)
         read, self._pipe = os.pipe()
-        self._owner = os.getpid()
         psutil = importlib.util.find_spec("psutil")
         assert psutil is not None
         assert psutil.origin is not None
@@ -124,9 +121,10 @@ class Guardian:
             pass
 
     def _forget(self) -> None:
-        """After a fork the guardian is the parent's; so is its pipe."""
+        """In a forked child the guardian is the parent's, so is its pipe, and a thread that held the lock is gone."""
         if self._pipe >= 0:
             os.close(self._pipe)
+        self._lock = threading.Lock()
         self._marks, self._process, self._pipe = set(), None, -1
 
 

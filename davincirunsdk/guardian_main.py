@@ -83,6 +83,6 @@ def _clean(marks: set[str]) -> None:
     trees = [ProcessTree(mark) for mark in sorted(marks)]
     clean = 0
     while clean < _CLEAN_LOOKS:
-        found = [process for tree in trees for process in tree.end(max(0.0, deadline - time.monotonic()))]
+        found = [process for tree in trees for process in tree.end(lambda: deadline)]
         clean = 0 if found else clean + 1
         time.sleep(0.1)

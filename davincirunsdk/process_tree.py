@@ -20,7 +20,10 @@ import psutil
 from davincirunsdk.mark import JOB_MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+_SETTLING = 0.3
+"""Seconds for helpers that end by themselves right after their worker, as Python's resource trackers do."""
 
 _UNKILLABLE_AFTER = 10.0
 """Seconds after SIGKILL until a process counts as stuck in the kernel and is given up."""
@@ -132,33 +135,38 @@ class ProcessTree:
             if process.group not in spared:
                 _end_gently(process)
 
-    def end(self, grace: float, *, sessions: Mapping[int, float] | None = None) -> tuple[MarkedProcess, ...]:
+    def end(
+        self, deadline: Callable[[], float], *, sessions: Mapping[int, float] | None = None
+    ) -> tuple[MarkedProcess, ...]:
         """End whatever of the job is still there; blocking, for a thread.
 
-        SIGTERM to each process once, SIGKILL when `grace` is over, again and again until a look
+        After a moment for those that are ending: SIGTERM to each process once, SIGKILL after the deadline, again and again until a look
         finds nothing: a process may fork while it is being ended.
 
         Args:
-            grace: Seconds between SIGTERM and SIGKILL, for all processes together.
+            deadline: Gives the monotonic second of SIGKILL; asked again at every look, for
+                somebody may lose patience.
             sessions: As in `find`.
 
         Returns:
             Every process that was found; one that is stuck in the kernel may still be there.
         """
         found: dict[tuple[int, float], MarkedProcess] = {}
-        deadline = time.monotonic() + grace
+        if settling := self.find(sessions):
+            _wait_for_exit(settling, min(_SETTLING, max(0.0, deadline() - time.monotonic())))
+            _reap_adopted(settling)
         while living := self.find(sessions):
-            now = time.monotonic()
-            if now > deadline + _UNKILLABLE_AFTER:
+            now, limit = time.monotonic(), deadline()
+            if now > limit + _UNKILLABLE_AFTER:
                 break
             for process in living:
-                if now >= deadline:
+                if now >= limit:
                     _send(process, signal.SIGKILL)
                 elif (process.pid, process.created) not in found:
                     _end_gently(process)
                 found[process.pid, process.created] = process
             # After SIGKILL look again soon: a child forked in the last moment raises no event.
-            _wait_for_exit(living, 0.2 if now >= deadline else min(0.5, deadline - now))
+            _wait_for_exit(living, 0.2 if now >= limit else min(0.5, limit - now))
             _reap_adopted(living)
         return tuple(found.values())
 

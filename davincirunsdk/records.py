@@ -139,7 +139,8 @@ class RunResult:
         job_id: Name of the job, as in its log files.
         state: SUCCEEDED, FAILED or STOPPED.
         exit_code: 0 on success; otherwise what a command line should exit with.
-        workers: One status per worker, in rank order, auxiliary processes last.
+        workers: One status per worker of this node, in rank order.
+        auxiliaries: One status per auxiliary process, such as MindSpore's scheduler.
         failures: Workers that failed by themselves, root cause first.
         leftovers: Processes that were still there after the last worker's end.
         lost_log_bytes: Output that could not be written to log files.
@@ -152,6 +153,7 @@ class RunResult:
     state: JobState
     exit_code: int
     workers: tuple[WorkerStatus, ...]
+    auxiliaries: tuple[WorkerStatus, ...]
     failures: tuple[WorkerFailure, ...]
     leftovers: tuple[Leftover, ...]
     lost_log_bytes: int
@@ -171,11 +173,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBlock:
-    """Whole lines of one worker as bytes, in the order written.
-
-    The last line has no line end only where the worker's output ended so, or where a line grew
-    beyond the bound and was cut.
-    """
+    """Output of one worker as it was read: bytes in the order written, ending anywhere."""
 
     rank: int
     data: bytes

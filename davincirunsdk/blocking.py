@@ -1,0 +1,340 @@
+"""The documented blocking API: the one place where synchronous code meets the event loop.
+
+Jobs started here run in one background loop of the process, in a thread that starts with the first
+job. When the main thread has ended, what still runs is stopped with its grace period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+
+from davincirunsdk import aio
+from davincirunsdk.compiler_cache import CACHE_VARIABLE, fresh_cache_folder, set_random_ms_cache_dir
+from davincirunsdk.errors import DistributedRuntimeError
+from davincirunsdk.manager import FMKManager
+from davincirunsdk.records import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from types import FrameType
+
+    from anyio.from_thread import BlockingPortal
+
+    from davincirunsdk.records import RunResult
+
+__all__ = [
+    "init_rank_table",
+    "set_random_ms_cache_dir",
+    "start_and_wait_distributed_train",
+    "start_distributed_train",
+    "wait_distributed_train",
+]
+
+T = TypeVar("T")
+
+
+class _Terminated(BaseException):
+    """SIGTERM came while the main thread waited."""
+
+
+class _Background:
+    """The background loop, opened with the first use and closed when the main thread has ended."""
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """A forked child has neither the thread nor the jobs, and perhaps a lock that nobody frees."""
+        self._lock = threading.Lock()
+        self._portal: BlockingPortal | None = None
+        self._stack = ExitStack()
+        self._managers: list[FMKManager] = []
+
+    def portal(self) -> BlockingPortal:
+        with self._lock:
+            if self._portal is None:
+                self._portal = self._stack.enter_context(start_blocking_portal("asyncio", name="davincirun-loop"))
+                # No atexit handler: those run when no thread can be started any more, which stopping needs.
+                threading.Thread(target=self._close_at_exit, name="davincirun-exit").start()
+            return self._portal
+
+    def add(self, manager: FMKManager) -> None:
+        with self._lock:
+            self._managers = [*(other for other in self._managers if not other.gone), manager]
+
+    def _close_at_exit(self) -> None:
+        threading.main_thread().join()
+        with self._lock:
+            portal, managers = self._portal, self._managers
+        if portal is not None:
+            endings = [portal.start_task_soon(manager.end_here) for manager in managers]
+            for ending in endings:
+                ending.exception()
+            self._stack.close()
+
+
+_background = _Background()
+
+
+def init_rank_table() -> dict[str, str] | Literal[False]:
+    """Find the platform's rank table, wait until it is complete, and set the variables that name it.
+
+    A v0.1 table is converted to v1.0. Sets RANK_TABLE_FILE, MA_CURRENT_HOST_IP, RANK_START and
+    RANK_SIZE in this process's environment. A second call does no harm. Ctrl-C ends the waiting.
+
+    Returns:
+        A copy of the environment after setting; False when there is no table, and nothing is set.
+
+    Raises:
+        RankTableError: The table is wrong.
+        RankTableTimeoutError: It did not become complete in time.
+        PlatformError: It does not tell which of its nodes this one is.
+    """
+    return _run(aio.init_rank_table)
+
+
+def start_distributed_train(
+    command: Sequence[str | os.PathLike[str]],
+    work_dir: str | os.PathLike[str] = "./",
+    log_dir: str | os.PathLike[str] = "./log",
+    *,
+    output_notebook: bool = False,
+    nproc_per_node: int | None = None,
+    rank_table: str | os.PathLike[str] | None = None,
+    grace_period: float = 15.0,
+    env: Mapping[str, str] | None = None,
+    framework: str = "auto",
+    max_restarts: int = 0,
+) -> FMKManager:
+    """Start one worker per device of this node and return as soon as all are started.
+
+    The job runs on by itself, supervised and logged, until its end, `wait_distributed_train` with
+    `destroy_when_finished`, `manager.destroy()`, or the end of the interpreter.
+
+    Args:
+        command: Words of the command, strings or path-likes.
+        work_dir: Folder the workers run in, made if missing.
+        log_dir: Folder of the log files, relative to the caller's folder.
+        output_notebook: Show worker output in the notebook while it runs; no effect elsewhere.
+        nproc_per_node: Workers on this node; by default one per device.
+        rank_table: Rank table file; by default the platform's.
+        grace_period: Seconds between SIGTERM and SIGKILL.
+        env: Extra variables for the workers.
+        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
+        max_restarts: Only 0 so far.
+
+    Returns:
+        The manager of the running job.
+
+    Raises:
+        DavinciRunError: The job could not be started; nothing of it is left.
+        TypeError: `command` is one string.
+        ValueError: An argument has no sense.
+    """
+    manager = FMKManager(
+        command,
+        work_dir,
+        log_dir,
+        output_notebook=output_notebook,
+        nproc_per_node=nproc_per_node,
+        rank_table=rank_table,
+        grace_period=grace_period,
+        env=env,
+        framework=framework,
+        max_restarts=max_restarts,
+    )
+    _run(manager.__aenter__)
+    _background.add(manager)
+    return manager
+
+
+def wait_distributed_train(
+    fmk_manager: FMKManager, destroy_when_finished: bool = True, raise_exception: bool = True
+) -> int:
+    """Wait for the end of training.
+
+    Ctrl-C stops the job with its grace period, a second one at once; `KeyboardInterrupt` is raised
+    when nothing of it is left. In the main thread of a program that has the default action for
+    SIGTERM, that signal does the same and then ends the program. With
+    `destroy_when_finished=False` both only end the waiting.
+
+    Args:
+        fmk_manager: What `start_distributed_train` gave.
+        destroy_when_finished: Leave no process of the job behind. False keeps survivors of a
+            failure, supervised and logged, until `manager.destroy()` or the end of the interpreter.
+        raise_exception: Raise when a worker failed.
+
+    Returns:
+        0 when all workers succeeded, 1 otherwise, also for a job that was stopped.
+
+    Raises:
+        DistributedRuntimeError: A worker failed, and `raise_exception` is true.
+        RuntimeError: The manager belongs to the calling thread's own running loop.
+    """
+    owner = fmk_manager.owner
+    if owner is None:
+        raise RuntimeError("this FMKManager was not started: use start_distributed_train()")
+    if owner is _running_loop():
+        raise RuntimeError(
+            "this FMKManager runs in the event loop of the calling thread, which waiting would block: "
+            "use `await manager.wait()` or `await davincirunsdk.aio.wait_distributed_train(manager)`"
+        )
+    if not destroy_when_finished:
+        fmk_manager.keep_survivors()
+    fmk_manager.attach_display()
+    try:
+        result = _wait(fmk_manager, owner, destroy_when_finished)
+    except DistributedRuntimeError:
+        if raise_exception:
+            raise
+        return 1
+    return 0 if result.state is JobState.SUCCEEDED else 1
+
+
+def start_and_wait_distributed_train(
+    command: Sequence[str | os.PathLike[str]],
+    work_dir: str | os.PathLike[str] = "./",
+    log_dir: str | os.PathLike[str] = "./log",
+    *,
+    output_notebook: bool = False,
+    random_cache_dir: bool = True,
+    destroy_when_finished: bool = True,
+    raise_exception: bool = True,
+    nproc_per_node: int | None = None,
+    rank_table: str | os.PathLike[str] | None = None,
+    grace_period: float = 15.0,
+    env: Mapping[str, str] | None = None,
+    framework: str = "auto",
+    max_restarts: int = 0,
+) -> int:
+    """Start one worker per device of this node and wait for the end of training.
+
+    Args:
+        command: Words of the command, strings or path-likes.
+        work_dir: Folder the workers run in, made if missing.
+        log_dir: Folder of the log files, relative to the caller's folder.
+        output_notebook: Show worker output in the notebook while it runs; no effect elsewhere.
+        random_cache_dir: Give MindSpore's compiler cache a fresh folder, as inside
+            `set_random_ms_cache_dir()`; only the workers see it, for other threads share this
+            process's environment.
+        destroy_when_finished: See `wait_distributed_train`.
+        raise_exception: Raise when a worker failed.
+        nproc_per_node: Workers on this node; by default one per device.
+        rank_table: Rank table file; by default the platform's.
+        grace_period: Seconds between SIGTERM and SIGKILL.
+        env: Extra variables for the workers.
+        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
+        max_restarts: Only 0 so far.
+
+    Returns:
+        0 when all workers succeeded, 1 otherwise.
+
+    Raises:
+        DistributedRuntimeError: A worker failed, and `raise_exception` is true.
+        DavinciRunError: The job could not be started; nothing of it is left.
+        KeyboardInterrupt: After Ctrl-C, when nothing of the job is left.
+    """
+    extra = dict(env or {})
+    with ExitStack() as stack:
+        if random_cache_dir:
+            folder = stack.enter_context(fresh_cache_folder())
+            extra.setdefault(CACHE_VARIABLE, str(folder))
+        manager = start_distributed_train(
+            command,
+            work_dir,
+            log_dir,
+            output_notebook=output_notebook,
+            nproc_per_node=nproc_per_node,
+            rank_table=rank_table,
+            grace_period=grace_period,
+            env=extra,
+            framework=framework,
+            max_restarts=max_restarts,
+        )
+        return wait_distributed_train(manager, destroy_when_finished, raise_exception)
+
+
+def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) -> RunResult:
+    try:
+        with _sigterm_ends_waiting():
+            try:
+                return asyncio.run_coroutine_threadsafe(manager.wait(), owner).result()
+            finally:
+                if destroy:
+                    _end(manager, owner)
+    except _Terminated:
+        # Its default action, which the program has: now that the job is over, let it happen.
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
+
+
+def _end(manager: FMKManager, owner: asyncio.AbstractEventLoop) -> None:
+    """Stop what is left and wait until it is gone; every further interrupt hastens it."""
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            asyncio.run_coroutine_threadsafe(manager.end_here(interrupt is not None), owner).result()
+        except (KeyboardInterrupt, _Terminated) as again:
+            interrupt = again
+        else:
+            break
+    if interrupt is not None:
+        raise interrupt
+
+
+@contextmanager
+def _sigterm_ends_waiting() -> Iterator[None]:
+    """Turn SIGTERM into an exception, where the program leaves it to its default action."""
+    usable = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not usable:
+        yield
+        return
+
+    def raise_terminated(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run(function: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function in the background loop; Ctrl-C cancels it and waits for its end."""
+    future: Future[T] = _background.portal().start_task_soon(function)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        _wait_for_end(future)
+        raise
+
+
+def _wait_for_end(future: Future[T]) -> None:
+    while True:
+        try:
+            future.exception()
+        except KeyboardInterrupt:
+            continue
+        except CancelledError:
+            return
+        return
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

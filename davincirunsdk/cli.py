@@ -1,0 +1,303 @@
+"""The command `davincirun`: arguments, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from davincirunsdk import __version__
+from davincirunsdk.errors import (
+    DistributedRuntimeError,
+    PlatformError,
+    RankTableError,
+    WorkerSpawnError,
+)
+from davincirunsdk.manager import FMKManager, parse_ranks
+from davincirunsdk.records import JobState, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from davincirunsdk.records import RunResult
+
+_USAGE, _PLATFORM = 2, 3
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_POST_STOP = Path("/usr/local/Ascend/driver/tools/docker_stop_post_sys.sh")
+"""ModelArts' own script, to be run after a job."""
+
+
+class _Words:
+    """The launcher's own words, on standard error, from a thread: a stuck terminal must not stop us."""
+
+    def __init__(self, stream: int = 2) -> None:
+        self._stream = stream
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="davincirun-words", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        for line in text.splitlines():
+            self._queue.put(f"davincirun: {line}\n")
+
+    def show(self, text: str) -> None:
+        """Say something that stands for itself, such as the failure report."""
+        self._queue.put(text.rstrip("\n") + "\n")
+
+    def close(self, timeout: float) -> None:
+        self._queue.put(None)
+        self._thread.join(timeout)
+
+    def _write(self) -> None:
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        while (text := self._queue.get()) is not None:
+            data = text.encode(encoding, "backslashreplace")
+            try:
+                while data:
+                    data = data[os.write(self._stream, data) :]
+            except OSError:
+                # Nobody reads any more.
+                continue
+
+
+class _LogHandler(logging.Handler):
+    def __init__(self, words: _Words) -> None:
+        super().__init__()
+        self._words = words
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._words.say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def _ranks(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        parse_ranks(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["--help"], "max_content_width": 100},
+    epilog="Exit code: 0 all succeeded; otherwise that of the worker that failed first, 128+n for signal n; "
+    "130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP; 126, 127 command not executable, not found; "
+    "2 usage; 3 rank table, platform or folder.",
+)
+@click.version_option(__version__, prog_name="davincirun")
+@click.option("--rank-table", type=click.Path(), metavar="FILE", help="HCCL rank table, any version.")
+@click.option("--rank-table-timeout", type=click.FloatRange(0), metavar="S", help="Seconds to wait for a complete rank table.  [default: 1800]")
+@click.option("--nproc-per-node", type=click.IntRange(1), metavar="N", help="Workers on this node.  [default: one per device]")
+@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Nodes of the job.  [default: from the platform, or 1]")
+@click.option("--node-rank", type=click.IntRange(0), metavar="R", help="Place of this node.  [default: from the platform, or 0]")
+@click.option("--master-addr", metavar="A", help="Host or address of node 0.  [default: from the platform, or 127.0.0.1]")
+@click.option("--master-port", type=click.IntRange(1, 65535), metavar="P", help="Port for the rendezvous.  [default: from the platform, or a free one]")
+@click.option("-m", "--module", is_flag=True, help="COMMAND is a Python module.")
+@click.option("--work-dir", default=".", type=click.Path(), metavar="DIR", help="Folder the workers run in.  [default: .]")
+@click.option("--log-dir", type=click.Path(), metavar="DIR", help="Folder of the log files.  [default: the platform's, or ./log]")
+@click.option("--echo", default="all", callback=_ranks, metavar="RANKS", help="Ranks shown here: all, none, 0, or 0,2-3.  [default: all]")
+@click.option("--grace-period", default=15.0, type=click.FloatRange(0), metavar="S", help="Seconds from SIGTERM to SIGKILL.  [default: 15]")
+@click.option("--framework", default="auto", type=click.Choice(["auto", "mindspore", "torch", "none"]), help="Which variables a worker gets; only mindspore starts MindSpore's scheduler.  [default: auto]")
+@click.option("--quiet", is_flag=True, help="Say nothing but errors and the failure report.")
+@click.option("--verbose", is_flag=True, help="Say more: pids, log files, every end.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
+def _command(
+    rank_table: str | None,
+    rank_table_timeout: float | None,
+    nproc_per_node: int | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    module: bool,
+    work_dir: str,
+    log_dir: str | None,
+    echo: str,
+    grace_period: float,
+    framework: str,
+    quiet: bool,
+    verbose: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Start COMMAND once per NPU of this machine, supervise the workers and end them together.
+
+    `train.py` is run with the current Python, any other command as it is. Options end at the first
+    word of the command. Each worker's output goes to a log file of its own and, line by line, to
+    standard output.
+    """
+    words = _Words()
+    logger = logging.getLogger("davincirunsdk")
+    logger.addHandler(_LogHandler(words))
+    logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
+    try:
+        manager = FMKManager(
+            _complete(command, module, Path(work_dir)),
+            work_dir,
+            log_dir,
+            nproc_per_node=nproc_per_node,
+            rank_table=rank_table,
+            rank_table_timeout=rank_table_timeout,
+            grace_period=grace_period,
+            framework=framework,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            echo=echo,
+            notify=None if quiet else words.say,
+        )
+        return asyncio.run(_Run(manager, words, quiet=quiet, verbose=verbose, grace_period=grace_period).run())
+    except (RankTableError, PlatformError) as error:
+        words.say(f"error: {error}")
+        return _PLATFORM
+    except WorkerSpawnError as error:
+        words.say(f"error: {error}")
+        return 127 if error.errno == errno.ENOENT else 126
+    except (ValueError, TypeError) as error:
+        words.say(f"error: {error}")
+        return _USAGE
+    finally:
+        words.close(2.0)
+
+
+def _complete(command: tuple[str, ...], module: bool, work_dir: Path) -> tuple[str, ...]:
+    """Put the current Python in front of a module or a Python script."""
+    if module:
+        return (sys.executable, "-m", *command)
+    if not command[0].endswith(".py"):
+        return command
+    script = work_dir / command[0]
+    if not script.exists():
+        raise WorkerSpawnError(
+            f"can't open file {command[0]!r}: No such file or directory (looked for {script.absolute()}); "
+            "scripts are seen from --work-dir",
+            errno=errno.ENOENT,
+        )
+    return (sys.executable, *command)
+
+
+class _Run:
+    """One run of the command: the job, the signals that come meanwhile, the exit code."""
+
+    def __init__(self, manager: FMKManager, words: _Words, *, quiet: bool, verbose: bool, grace_period: float) -> None:
+        self._manager = manager
+        self._words = words
+        self._quiet = quiet
+        self._verbose = verbose
+        self._grace_period = grace_period
+        self._signals: list[signal.Signals] = []
+        self._task: asyncio.Task[int] | None = None
+
+    async def run(self) -> int:
+        self._task = asyncio.current_task()
+        with self._signal_handlers():
+            try:
+                async with self._manager as manager:
+                    self._say_started()
+                    result = await manager.wait()
+            except DistributedRuntimeError as error:
+                return self._failed(error)
+            except asyncio.CancelledError:
+                if not self._signals:
+                    raise
+                return self._stopped()
+            finally:
+                _run_post_stop_script()
+        self._say_ended(result)
+        return result.exit_code
+
+    def _failed(self, error: DistributedRuntimeError) -> int:
+        self._words.show(str(error))
+        return error.exit_code
+
+    def _stopped(self) -> int:
+        error = self._manager.error
+        if isinstance(error, DistributedRuntimeError):
+            # The signal came while a failure was being dealt with: that stays the cause.
+            return self._failed(error)
+        states = [worker.state for worker in self._manager.workers]
+        killed = states.count(WorkerState.KILLED)
+        self._say(f"stopped by {self._signals[0].name}: {len(states) - killed} workers ended in time, {killed} killed")
+        return 128 + self._signals[0]
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._words.say(text)
+
+    def _say_started(self) -> None:
+        workers = self._manager.workers
+        ranks = f"rank {workers[0].rank}" if len(workers) == 1 else f"ranks {workers[0].rank}-{workers[-1].rank}"
+        pattern = workers[0].log_path
+        if len(workers) > 1:
+            pattern = pattern.with_name(f"{self._manager.job_id}-proc-rank-*.txt")
+        self._say(f"{len(workers)} workers, {ranks}; logs: {pattern}")
+        if self._verbose:
+            for worker in (*workers, *self._manager.auxiliaries):
+                self._say(f"{worker.name}: pid {worker.pid}, device {worker.device_id}, log {worker.log_path}")
+
+    def _say_ended(self, result: RunResult) -> None:
+        if result.state is JobState.SUCCEEDED:
+            self._say(f"all {len(result.workers)} workers succeeded in {result.ended - result.started:.1f} s")
+        if result.lost_log_bytes:
+            self._words.say(f"warning: {result.lost_log_bytes} bytes of output could not be written to log files")
+
+    @contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            # An ignored hang-up stays ignored: somebody used nohup.
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            loop.add_signal_handler(number, self._on_stop_signal, number)
+        for number in _PASSED_ON:
+            loop.add_signal_handler(number, self._manager.signal_workers, number)
+        if os.getpid() == 1:
+            loop.add_signal_handler(signal.SIGCHLD, self._manager.reap_orphans)
+        yield
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            self._say(f"{number.name}: stopping, workers have {self._grace_period:g} s; once more kills at once")
+            assert self._task is not None
+            self._task.cancel()
+        else:
+            self._say(f"{number.name}: killing at once")
+            self._manager.stop(now=True)
+
+
+def _run_post_stop_script() -> None:
+    if _POST_STOP.exists() and ("MA_JOB_DIR" in os.environ or "BATCH_JOB_ID" in os.environ):
+        subprocess.run(["/bin/sh", str(_POST_STOP)], stdin=subprocess.DEVNULL, timeout=60, check=False)
+
+
+def main() -> None:
+    """Be the command; never returns."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        code = _command.main(prog_name="davincirun", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    # Threads that hang in a write to a stuck terminal or disk must not hold the exit.
+    os._exit(code or 0)

@@ -1,0 +1,147 @@
+"""One worker's log file: its name, its earlier runs, and a disk that may be full, slow or gone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+logger = logging.getLogger("davincirunsdk")
+
+
+class LogFile:
+    """A log file, open for appending, that survives trouble with its disk.
+
+    A write that fails is counted and warned of once; every later write is tried anew. The file is
+    locked while it is open, so that another job finds it in use and takes another name.
+
+    Args:
+        path: The file. What an earlier run left there is kept under a numbered name.
+        on_trouble: Called with one sentence when bytes are lost for the first time, from the
+            thread that writes.
+
+    Raises:
+        BlockingIOError: A running job writes to this file.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path, on_trouble: Callable[[str], None]) -> None:
+        self.path = path
+        self.size = 0
+        self.lost = 0
+        self._on_trouble = on_trouble
+        self._warned = False
+        self._file = _open_locked(path)
+
+    def write(self, data: bytes) -> None:
+        """Append `data`; blocks as long as the disk does. Never raises."""
+        view = memoryview(data)
+        try:
+            if self._file < 0 or os.fstat(self._file).st_nlink == 0:
+                self._reopen()
+            while view:
+                written = os.write(self._file, view)
+                self.size += written
+                view = view[written:]
+        except OSError as error:
+            self.lost += len(view)
+            if not self._warned:
+                self._warned = True
+                self._on_trouble(
+                    f"cannot write {self.path}: {os.strerror(error.errno or errno.EIO)}; the workers go on, "
+                    "what they print is not kept until the file can be written again"
+                )
+
+    def close(self) -> None:
+        """Close the file; other jobs may then take its name."""
+        if self._file >= 0:
+            try:
+                os.close(self._file)
+            except OSError as error:
+                # NFS and quotas report some failed writes only here.
+                self._on_trouble(f"closing {self.path}: {os.strerror(error.errno or errno.EIO)}")
+            self._file = -1
+
+    def _reopen(self) -> None:
+        """The file was removed under us: what was written is lost, the rest gets a new file."""
+        self.lost += self.size
+        self.size = 0
+        if not self._warned:
+            self._warned = True
+            self._on_trouble(f"{self.path} was removed while its worker runs; a new file holds what follows")
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _open_locked(self.path)
+
+
+def _open_locked(path: Path) -> int:
+    while True:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                logger.debug("no lock on %s: %s", path, error)
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
+                return file
+            _keep_earlier(path)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _keep_earlier(path: Path) -> None:
+    for number in count(1):
+        kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
+        if not kept.exists():
+            path.rename(kept)
+            return
+
+
+def open_log_files(
+    log_dir: Path, job_id: str, endings: Sequence[str], on_trouble: Callable[[str], None]
+) -> tuple[str, list[LogFile]]:
+    """Open the log files of one job's local workers, all or none.
+
+    Args:
+        log_dir: Their folder, which exists.
+        job_id: First part of each name; where a running job has these files open, `job_id-2`,
+            `job_id-3` and so on are tried.
+        endings: The rest of each name.
+        on_trouble: As in `LogFile`.
+
+    Returns:
+        The job id that was taken, and the files in the order of `endings`.
+
+    Raises:
+        OSError: One of them cannot be opened.
+    """
+    for number in count(1):
+        name = job_id if number == 1 else f"{job_id}-{number}"
+        with ExitStack() as opened:
+            files = []
+            try:
+                for ending in endings:
+                    file = LogFile(log_dir / f"{name}{ending}", on_trouble)
+                    opened.callback(file.close)
+                    files.append(file)
+            except BlockingIOError:
+                continue
+            opened.pop_all()
+            return name, files
+    raise AssertionError("unreachable: count() does not end")

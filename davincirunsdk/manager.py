@@ -1,0 +1,647 @@
+"""FMKManager: one job on this node, from its arguments to its result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from davincirunsdk.cluster import Wish
+from davincirunsdk.environment import FRAMEWORKS
+from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
+from davincirunsdk.launch import Launch, prepare
+from davincirunsdk.log_pump import BlockStream, Feed, LineStream, LogHub, LogPump
+from davincirunsdk.records import Event, JobState, RunResult, WorkerFailure, WorkerState
+from davincirunsdk.waiting import Patience, in_thread, resolve
+from davincirunsdk.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from davincirunsdk.cluster import Cluster
+    from davincirunsdk.output import Sink, Snapshot
+    from davincirunsdk.records import LogBlock, WorkerStatus
+    from davincirunsdk.worker import Worker
+
+logger = logging.getLogger("davincirunsdk")
+
+_STREAM_BYTES = 4 << 20
+"""What a stream holds for a slow reader."""
+_TAIL_LINES = 50
+_DISPLAY_PATIENCE = 2.0
+"""Seconds without progress after which a stuck display is given up at the end of a job."""
+
+
+class FMKManager:
+    """One job on this node: starts its workers, supervises them, ends them.
+
+    Use it as `async with FMKManager(["python", "train.py"]) as manager`. It belongs to the loop
+    that entered it and may be awaited from any other loop, too. Leaving the block stops what still
+    runs, with the grace period; cancelling the task that holds the block does the same and then
+    lets the cancellation through.
+
+    Args:
+        command: Words of the command, strings or path-likes; relative paths in it are seen from
+            `work_dir`.
+        work_dir: Folder the workers run in, made if missing.
+        log_dir: Folder of the log files, relative to the caller's folder; None for the platform's
+            log folder, or `./log` where it has none.
+        output_notebook: Show worker output in the notebook while it runs; no effect elsewhere.
+        nproc_per_node: Workers on this node; by default one per device.
+        rank_table: Rank table file; by default the platform's.
+        grace_period: Seconds between SIGTERM and SIGKILL, for all workers together.
+        env: Extra variables for the workers; they win over the environment.
+        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
+        max_restarts: Only 0 so far.
+        nnodes: Nodes of the job, where no rank table says so.
+        node_rank: Place of this node.
+        master_addr: Host or address of node 0.
+        master_port: Port for the rendezvous; by default any free one.
+        rank_table_timeout: Seconds to wait for a complete rank table.
+        fail_fast: Stop the other workers when one fails. Without it `wait` raises at the first
+            failure and the others go on until `stop`.
+        echo: Ranks to show on standard output: `all`, `none`, or such as `0,2-3`; None shows none.
+        display: Further arguments for the display; the command line's.
+        notify: Takes progress lines while the job is not started yet, such as what is waited for.
+
+    Raises:
+        TypeError: `command` is one string.
+        ValueError: `command` is empty, or another argument has no sense.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        work_dir: str | os.PathLike[str] = "./",
+        log_dir: str | os.PathLike[str] | None = "./log",
+        *,
+        output_notebook: bool = False,
+        nproc_per_node: int | None = None,
+        rank_table: str | os.PathLike[str] | None = None,
+        grace_period: float = 15.0,
+        env: Mapping[str, str] | None = None,
+        framework: str = "auto",
+        max_restarts: int = 0,
+        nnodes: int | None = None,
+        node_rank: int | None = None,
+        master_addr: str | None = None,
+        master_port: int | None = None,
+        rank_table_timeout: float | None = None,
+        fail_fast: bool = True,
+        echo: str | None = None,
+        display: Mapping[str, Any] | None = None,
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
+        self._command = command_words(command)
+        self._work_dir = Path(work_dir).absolute()
+        self._log_dir = None if log_dir is None else Path(log_dir).absolute()
+        self._default_log_dir = Path("log").absolute()
+        self._output_notebook = output_notebook
+        self._wish = Wish(
+            rank_table=None if rank_table is None else Path(rank_table).absolute(),
+            nproc_per_node=_at_least("nproc_per_node", nproc_per_node, 1),
+            nnodes=_at_least("nnodes", nnodes, 1),
+            node_rank=_at_least("node_rank", node_rank, 0),
+            master_addr=master_addr,
+            master_port=_at_least("master_port", master_port, 1, 65535),
+            rank_table_timeout=rank_table_timeout,
+        )
+        if not 0 <= grace_period < math.inf:
+            raise ValueError(f"grace_period is {grace_period!r}: expected seconds, 0 or more")
+        if framework not in FRAMEWORKS:
+            raise ValueError(f"framework is {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
+        if max_restarts != 0:
+            raise ValueError(f"max_restarts is {max_restarts!r}: restarts are not offered yet, expected 0")
+        self._grace_period = float(grace_period)
+        self._extra = {str(name): str(value) for name, value in (env or {}).items()}
+        self._framework = framework
+        self._fail_fast = fail_fast
+        self._echo = echo
+        self._display = dict(display or {})
+        self._notify = notify or log_notice
+        if echo is not None:
+            parse_ranks(echo)
+
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._group: WorkerGroup | None = None
+        self._launch: Launch | None = None
+        self._cluster: Cluster | None = None
+        self._hub = LogHub(None)
+        self._sink: Sink | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._decided: asyncio.Future[None] | None = None
+        self._result: RunResult | None = None
+        self._error: DavinciRunError | None = None
+        self._told = False
+        self._events: list[Event] = []
+        self._event_feeds: list[Feed[Event]] = []
+        self._events_lock = threading.Lock()
+        self._began = time.time()
+        self._process = os.getpid()
+
+    async def __aenter__(self) -> FMKManager:
+        """Start all workers.
+
+        Returns:
+            The manager, when all workers have been started.
+
+        Raises:
+            RankTableError: The rank table is wrong or not complete in time.
+            PlatformError: Nodes, devices, a folder or the port cannot be had.
+            WorkerSpawnError: The command or a worker cannot be started; nothing of it is left.
+        """
+        if self._loop is not None:
+            raise RuntimeError("this FMKManager was entered before; make a new one for another run")
+        loop = self._loop = asyncio.get_running_loop()
+        self._decided = loop.create_future()
+        launch = await self._prepare()
+        started: asyncio.Future[None] = loop.create_future()
+        self._task = loop.create_task(self._supervise(launch, started), name=f"davincirun-{launch.job_id}")
+        waits = Patience(self._request_stop)
+        with _shield():
+            await waits.until_any(started, self._task)
+            if self._task.done() or waits.cancelled:
+                await waits.until_any(self._task)
+        waits.settle()
+        if isinstance(self._error, WorkerSpawnError):
+            raise self._error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop what still runs, and let an error of the body through as it is."""
+        if self._task is None:
+            return
+        self._request_stop()
+        waits = Patience(self._request_stop)
+        with _shield():
+            await waits.until_any(self._task)
+        if self._error is not None and not self._told and kind is None:
+            logger.error("the job failed and nobody waited for it:\n%s", self._error)
+        waits.settle()
+
+    async def wait(self) -> RunResult:
+        """Wait for the end of the job.
+
+        Cancelling cancels the waiting, not the job.
+
+        Returns:
+            The result of a job that succeeded or was stopped.
+
+        Raises:
+            DistributedRuntimeError: A worker failed by itself.
+        """
+        await self._in_own_loop(self._wait_here)
+        self._told = True
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def stop(self, *, now: bool = False) -> Awaitable[None]:
+        """Stop the job: SIGTERM to all workers, SIGKILL when the grace period is over.
+
+        The stop begins with the call. In a thread without a running loop the call returns when
+        nothing of the job is left; in a loop, awaiting what it returns does. Cancelling that
+        cancels the waiting, not the stop. The stop of a job that has ended does nothing.
+
+        Args:
+            now: SIGKILL at once.
+        """
+        owner = self._loop
+        if self._task is None or owner is None or self._task.done() or self._process != os.getpid():
+            return _Ending(None)
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run_coroutine_threadsafe(self.end_here(now), owner).result()
+            return _Ending(None)
+        if running is owner:
+            self._request_stop(now=now)
+            return _Ending(self._gone)
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.end_here(now), owner))
+
+    def destroy(self) -> Awaitable[None]:
+        """End whatever is left of the job, survivors of a failure too; see `stop`."""
+        return self.stop()
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands."""
+        if self._result is not None:
+            return self._result.state
+        if self._error is not None:
+            return JobState.FAILED
+        if self._group is None:
+            return JobState.PENDING
+        return JobState.STOPPING if self._group.stopping else JobState.RUNNING
+
+    @property
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """The workers of this node as they stand now, in rank order."""
+        return tuple(worker.status() for worker in self._workers(auxiliary=False))
+
+    @property
+    def auxiliaries(self) -> tuple[WorkerStatus, ...]:
+        """Processes that serve the workers and are no rank, such as MindSpore's scheduler."""
+        return tuple(worker.status() for worker in self._workers(auxiliary=True))
+
+    @property
+    def gone(self) -> bool:
+        """True when the job has ended and nothing of it is left."""
+        return self._task is not None and self._task.done()
+
+    @property
+    def error(self) -> DavinciRunError | None:
+        """What `wait` raises, None while there is no failure."""
+        return self._error
+
+    def signal_workers(self, number: int) -> None:
+        """Pass a signal on to the process group of every running worker; from the manager's own loop."""
+        for worker in self._workers(auxiliary=False):
+            if worker.running:
+                worker.signal(number)
+
+    @property
+    def decided(self) -> bool:
+        """True when the outcome is known, though survivors may still run."""
+        return self._decided is not None and self._decided.done()
+
+    @property
+    def job_id(self) -> str:
+        """Name of the job, as in its log files; "" before the start."""
+        return self._launch.job_id if self._launch is not None else ""
+
+    def logs(self, ranks: Iterable[int] | None = None) -> LineStream:
+        """Stream output as lines, in order per rank, from the last MiB before now on.
+
+        Any number of streams may be open; a slow reader slows nobody, its stream counts what it
+        left out in `dropped`.
+
+        Args:
+            ranks: Which ranks, None for all.
+
+        Returns:
+            An asynchronous iterator of `LogLine`, which ends with the job.
+        """
+        return LineStream(self.log_blocks(ranks))
+
+    def log_blocks(self, ranks: Iterable[int] | None = None) -> BlockStream:
+        """Stream output as `LogBlock`s of bytes; otherwise as `logs`."""
+        return self._hub.subscribe(None if ranks is None else frozenset(ranks), _STREAM_BYTES)
+
+    def events(self) -> Feed[Event]:
+        """Stream the job's events, from its first on, until it has ended."""
+        feed: Feed[Event] = Feed()
+        with self._events_lock:
+            for event in self._events:
+                feed.offer(event)
+            if self._task is not None and self._task.done():
+                feed.close()
+            else:
+                self._event_feeds.append(feed)
+        return feed
+
+    def attach_display(self) -> None:
+        """Move a notebook's display to the calling cell; a blocking wait calls it when it begins."""
+        attach = getattr(self._sink, "attach", None)
+        if attach is not None:
+            attach()
+
+    def keep_survivors(self) -> None:
+        """From now on a failure stops nobody; for callers that ask for it after the start."""
+        self._fail_fast = False
+        if self._group is not None:
+            self._group.fail_fast = False
+
+    async def end_here(self, now: bool = False) -> None:
+        """Stop the job and wait until nothing is left, in the manager's own loop; see `stop`."""
+        self._request_stop(now=now)
+        if self._task is not None:
+            await self._gone()
+
+    @property
+    def owner(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that the job runs in, None before the start."""
+        return self._loop
+
+    async def _prepare(self) -> Launch:
+        from davincirunsdk.platforms import locate
+
+        inherited = dict(os.environ)
+        cluster = await locate(self._wish, {**inherited, **self._extra}, notify=self._notify)
+        self._cluster = cluster
+        waits = Patience(lambda: None)
+        launch = await waits.wait(
+            in_thread(
+                lambda: prepare(
+                    self._command,
+                    cluster,
+                    work_dir=self._work_dir,
+                    log_dir=self._log_dir or cluster.log_dir or self._default_log_dir,
+                    framework=self._framework,
+                    inherited=inherited,
+                    extra=self._extra,
+                    wanted_port=self._wish.master_port,
+                    on_trouble=self._on_trouble,
+                )
+            )
+        )
+        pumps = []
+        try:
+            waits.settle()
+            self._launch = launch
+            self._open_display(launch)
+            for spec, file in zip(launch.specs, launch.files, strict=True):
+                pumps.append(LogPump(spec.rank, file, self._hub))
+        except BaseException:
+            for pump in pumps:
+                pump.discard()
+            for file in launch.files:
+                file.close()
+            raise
+        self._group = WorkerGroup(
+            launch.specs,
+            pumps,
+            mark=launch.mark,
+            grace_period=self._grace_period,
+            fail_fast=self._fail_fast,
+            emit=self._emit,
+        )
+        return launch
+
+    def _open_display(self, launch: Launch) -> None:
+        if self._echo is None and not self._output_notebook:
+            return
+        from davincirunsdk.output import choose_sink
+
+        names = {spec.rank: spec.name for spec in launch.specs}
+        echo = None if self._echo is None else parse_ranks(self._echo)
+        self._sink = choose_sink(
+            names=names,
+            snapshot=self._snapshot,
+            echo=echo,
+            output_notebook=self._output_notebook,
+            stream=None if self._echo is None else sys.stdout,
+            **self._display,
+        )
+        if self._sink is not None:
+            self._hub.show = self._sink.write
+
+    def _snapshot(self) -> Snapshot:
+        from davincirunsdk.output import Snapshot
+
+        return Snapshot(
+            job_id=self.job_id,
+            state=self.state,
+            workers=(*self.workers, *self.auxiliaries),
+            log_dir=self._launch.log_dir if self._launch is not None else self._default_log_dir,
+            report=str(self._error) if self._error is not None else "",
+        )
+
+    async def _supervise(self, launch: Launch, started: asyncio.Future[None]) -> None:
+        group = self._group
+        assert group is not None
+        waits = Patience(self._request_stop)
+        try:
+            await group.run(
+                started=lambda: resolve(started, None), decided=lambda: self._judge(launch, group, at_end=False)
+            )
+        except WorkerSpawnError as error:
+            self._error = error
+        finally:
+            self._judge(launch, group, at_end=True)
+            if self._sink is not None:
+                await waits.wait(in_thread(self._sink.close, _DISPLAY_PATIENCE))
+            self._hub.close()
+            with self._events_lock:
+                for feed in self._event_feeds:
+                    feed.close()
+            self._tell_decided()
+        waits.settle()
+
+    def _judge(self, launch: Launch, group: WorkerGroup, *, at_end: bool) -> None:
+        """Turn what the workers did into a result or an error, once; at the end with the last figures."""
+        if not at_end and (self._fail_fast or self._error is not None):
+            return
+        failures = self._failures(group)
+        state = _outcome(group, ended=at_end)
+        exit_code = _exit_code(failures, state)
+        result = RunResult(
+            job_id=launch.job_id,
+            state=state,
+            exit_code=exit_code,
+            workers=self.workers,
+            auxiliaries=self.auxiliaries,
+            failures=failures,
+            leftovers=group.leftovers,
+            lost_log_bytes=sum(worker.pump.file.lost for worker in group.workers),
+            started=self._began,
+            ended=time.time(),
+            log_dir=launch.log_dir,
+        )
+        if failures and self._error is None:
+            from davincirunsdk.diagnosis import failure_report
+
+            assert self._cluster is not None
+            report = failure_report(
+                failures=failures,
+                workers=(*result.workers, *result.auxiliaries),
+                job_id=launch.job_id,
+                nnodes=len(self._cluster.nodes),
+                log_dir=launch.log_dir,
+            )
+            self._error = DistributedRuntimeError(report, failures=failures, exit_code=exit_code, result=result)
+        if at_end:
+            self._result = result
+            self._emit(Event(kind="finished", time=result.ended, exit_code=exit_code, detail=state.value))
+        else:
+            self._result = result if not group.failed else None
+            self._tell_decided()
+
+    def _failures(self, group: WorkerGroup) -> tuple[WorkerFailure, ...]:
+        if not group.failed:
+            return ()
+        from davincirunsdk.diagnosis import explain_exit, hint, order
+
+        assert self._cluster is not None
+        failures = []
+        for worker in group.failed:
+            lines = worker.pump.tail().decode(errors="replace").splitlines()
+            failures.append(
+                WorkerFailure(
+                    rank=worker.spec.rank,
+                    local_rank=worker.spec.local_rank,
+                    node_rank=self._cluster.node_rank,
+                    node=self._cluster.node.name,
+                    device_id=worker.spec.device_id,
+                    pid=worker.pid,
+                    exit_code=worker.exit_code,
+                    ended=worker.ended or time.time(),
+                    log_path=worker.spec.log_path,
+                    tail=tuple(lines[-_TAIL_LINES:]),
+                    reason=explain_exit(worker.exit_code),
+                    hint=hint(lines),
+                    name=worker.spec.name,
+                )
+            )
+        return order(tuple(failures))
+
+    def _request_stop(self, *, now: bool = False) -> None:
+        if self._group is not None and self._task is not None and not self._task.done():
+            self._group.request_stop(now=now)
+
+    async def _gone(self) -> None:
+        assert self._task is not None
+        await asyncio.wait({self._task})
+
+    async def _wait_here(self) -> None:
+        assert self._decided is not None
+        await asyncio.wait({self._decided})
+
+    async def _in_own_loop(self, function: Callable[[], Any]) -> None:
+        owner = self._loop
+        if owner is None or self._task is None:
+            raise RuntimeError("this FMKManager was not started: use `async with` or start_distributed_train()")
+        if self._process != os.getpid():
+            raise RuntimeError(f"this FMKManager belongs to process {self._process}, from which this one was forked")
+        if self._task.done():
+            return
+        if asyncio.get_running_loop() is owner:
+            await function()
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(), owner))
+
+    def _tell_decided(self) -> None:
+        assert self._decided is not None
+        resolve(self._decided, None)
+
+    def _emit(self, event: Event) -> None:
+        with self._events_lock:
+            self._events.append(event)
+            for feed in self._event_feeds:
+                feed.offer(event)
+
+    def _on_trouble(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._emit(Event(kind="warning", time=time.time(), detail=text))
+
+    def _workers(self, *, auxiliary: bool) -> list[Worker]:
+        group = self._group
+        return [] if group is None else [w for w in group.workers if w.spec.auxiliary is auxiliary]
+
+
+class _Ending:
+    """What `stop` returns in the manager's own loop: awaiting it waits until nothing is left."""
+
+    def __init__(self, wait: Callable[[], Awaitable[None]] | None) -> None:
+        self._wait = wait
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if self._wait is not None:
+            yield from self._wait().__await__()
+
+
+def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Check a command and return its words.
+
+    Raises:
+        TypeError: It is one string, or holds something that is neither string nor path-like.
+        ValueError: It is empty.
+    """
+    if isinstance(command, (str, bytes)):
+        import shlex
+
+        text = command if isinstance(command, str) else os.fsdecode(command)
+        raise TypeError(f"command is one string: {text!r}; expected a list of words, write {shlex.split(text)!r}")
+    words = []
+    for word in command:
+        if not isinstance(word, (str, os.PathLike)):
+            raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
+        words.append(os.fspath(word))
+    if not words or not words[0]:
+        raise ValueError("command is empty: expected a list of words such as ['python', 'train.py']")
+    return tuple(words)
+
+
+def parse_ranks(text: str) -> frozenset[int] | None:
+    """Read a choice of ranks.
+
+    Args:
+        text: `all`, `none`, `0`, or such as `0,2-3`.
+
+    Returns:
+        The ranks, None for all.
+
+    Raises:
+        ValueError: It makes no sense.
+    """
+    if text == "all":
+        return None
+    if text == "none":
+        return frozenset()
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
+            raise ValueError(f"{part!r} in {text!r} is no rank: expected all, none, or such as 0,2-3")
+        if dash and int(last) < int(first):
+            raise ValueError(f"{part!r} in {text!r} runs backwards: expected the smaller rank first")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return frozenset(ranks)
+
+
+def _at_least(name: str, value: int | None, least: int, most: float = math.inf) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}: expected a whole number")
+    if not least <= value <= most:
+        limit = f"{least} or more" if most == math.inf else f"{least} to {most}"
+        raise ValueError(f"{name} is {value}: expected {limit}")
+    return value
+
+
+def _outcome(group: WorkerGroup, *, ended: bool) -> JobState:
+    if group.failed:
+        return JobState.FAILED
+    ranks = [worker for worker in group.workers if not worker.spec.auxiliary]
+    if all(worker.state is WorkerState.SUCCEEDED for worker in ranks):
+        return JobState.SUCCEEDED
+    return JobState.STOPPED
+
+
+def _exit_code(failures: tuple[WorkerFailure, ...], state: JobState) -> int:
+    """Say what a command line should exit with: the root cause's own code, 128 + n for signal n."""
+    if failures:
+        code = failures[0].exit_code
+        if code is None or code == 0:
+            return 1
+        return code if code > 0 else 128 - code
+    return 0 if state is JobState.SUCCEEDED else 143
+
+
+def log_notice(text: str) -> None:
+    """Log a progress line of the start, such as what is waited for."""
+    # A warning: somebody waits for the job, and only those reach a program without logging set up.
+    logger.warning("%s", text)
+
+
+def _shield() -> AbstractContextManager[Any]:
+    """Hold off the cancel scopes of a host program that uses anyio.
+
+    Those deliver their cancellation anew in every turn of the loop until the task gives in, which
+    would burn a core for the whole grace period.
+    """
+    anyio = sys.modules.get("anyio")
+    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)

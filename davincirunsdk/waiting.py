@@ -1,0 +1,110 @@
+"""Waits that supervision needs and asyncio does not have: outlasting a cancellation, a thread per call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Patience:
+    """Waits that a cancellation cannot cut short; it is noted and goes on afterwards.
+
+    A process must not be lost because the task that looks after it is cancelled, and a loop that
+    shuts down cancels every task it finds. A cancel scope's shield does not hold off
+    `Task.cancel()`, so the shield is made here.
+
+    Args:
+        on_cancel: Called at every cancellation, to hasten what is waited for.
+    """
+
+    def __init__(self, on_cancel: Callable[[], None]) -> None:
+        self._on_cancel = on_cancel
+        self._cancellation: asyncio.CancelledError | None = None
+
+    async def until_any(self, *futures: asyncio.Future[Any]) -> None:
+        """Wait until one of the futures is done, however often this task is cancelled."""
+        while not any(future.done() for future in futures):
+            try:
+                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as cancellation:
+                self._cancellation = cancellation
+                self._on_cancel()
+
+    async def wait(self, future: asyncio.Future[T]) -> T:
+        """Wait for `future`, however often this task is cancelled.
+
+        Returns:
+            Its result.
+
+        Raises:
+            Exception: Whatever the future holds.
+        """
+        await self.until_any(future)
+        return future.result()
+
+    @property
+    def cancelled(self) -> bool:
+        """True when a cancellation was noted."""
+        return self._cancellation is not None
+
+    def settle(self) -> None:
+        """Let a noted cancellation go on.
+
+        Raises:
+            asyncio.CancelledError: If there was one.
+        """
+        if self._cancellation is not None:
+            raise self._cancellation
+
+
+def resolve(future: asyncio.Future[T], result: T) -> None:
+    """Set a future's result unless it is done; from the loop's own thread."""
+    if not future.done():
+        future.set_result(result)
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:
+    """Call `function` in the loop's thread soon; nothing happens if that loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        return
+
+
+def in_thread(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    """Call a blocking function in a daemon thread of its own.
+
+    Not an executor: a stuck disk must not use up a pool, must not hold the interpreter's exit, and
+    the pools of `concurrent.futures` refuse work while the interpreter ends, which is when jobs
+    that were forgotten are stopped.
+
+    Returns:
+        A future of the running loop. Cancelling it does not end the call.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type] # no error: the result is a T
+
+    def call() -> None:
+        try:
+            result = function(*args)
+        except BaseException as error:
+            call_in_loop(loop, deliver, None, error)
+        else:
+            call_in_loop(loop, deliver, result, None)
+
+    threading.Thread(target=call, name=f"davincirun-{function.__name__}", daemon=True).start()
+    return future

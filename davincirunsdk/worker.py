@@ -1,0 +1,299 @@
+"""One worker process, from its spawn to its reaping, in one coroutine.
+
+The process is started with `subprocess` in a thread and awaited through a pidfd, not with asyncio's
+own subprocess calls. Those fork in the loop's thread; before Python 3.12 they depend on a child
+watcher that belongs to the host program; they report an exit status that the host took away as
+255; and on some versions their wait ends only when the last holder of the pipe has closed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from davincirunsdk.errors import WorkerSpawnError
+from davincirunsdk.records import WorkerState, WorkerStatus
+from davincirunsdk.waiting import Patience, in_thread, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from davincirunsdk.cluster import WorkerSpec
+    from davincirunsdk.log_pump import LogPump
+
+logger = logging.getLogger("davincirunsdk")
+
+_CLEAN_START = (
+    "import os, signal, sys\n"
+    "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGHUP}:\n"
+    "    try: signal.signal(number, signal.SIG_DFL)\n"
+    "    except OSError: pass\n"
+    "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
+    "try: os.execvp(sys.argv[1], sys.argv[1:])\n"
+    "except OSError as error: sys.exit(f'{sys.argv[1]}: {error.strerror}')\n"
+)
+"""Runs the command with default signals. Only exec can be told nothing of signals by `subprocess`."""
+
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+"""`struct pidfd_info` of linux/pidfd.h, first version, 64 bytes; the exit status is its last field."""
+
+
+class Worker:
+    """One process of a job. All methods belong to the loop's thread.
+
+    Args:
+        spec: What to start.
+        pump: Carries its output.
+        on_exit: Called in the moment its end is known, before it is reaped.
+        on_cancel: Called when the coroutine is cancelled, to have the job stopped: the coroutine
+            goes on until the process has ended.
+
+    Attributes:
+        pid: None before the start.
+        exit_code: As in `subprocess`; None while it runs, and when nobody could learn it.
+        running: True from the start to the end.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        pump: LogPump,
+        *,
+        on_exit: Callable[[Worker], None],
+        on_cancel: Callable[[], None],
+    ) -> None:
+        self.spec = spec
+        self.pump = pump
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        self.running = False
+        self.started: float | None = None
+        self.ended: float | None = None
+        self.state = WorkerState.PENDING
+        self.pump_ended = False
+        self._on_exit = on_exit
+        self._on_cancel = on_cancel
+        self._process: subprocess.Popen[bytes] | None = None
+        self._handle: int | None = None
+        self._abandon: asyncio.Future[None] | None = None
+
+    async def run(self, started: asyncio.Future[None]) -> None:
+        """Start the process, wait for its end, reap it, and wait for the end of its output.
+
+        Cancelling has the job stopped, and goes on when this process is gone.
+
+        Args:
+            started: Gets its result when the process runs, or the `WorkerSpawnError`.
+        """
+        waits = Patience(self._on_cancel)
+        loop = asyncio.get_running_loop()
+        self._abandon = loop.create_future()
+        output = self.pump.start()
+        try:
+            try:
+                self._process, self._handle = await waits.wait(in_thread(_spawn, self.spec, self.pump.source))
+            except OSError as error:
+                resolve_error(started, _spawn_error(self.spec, error))
+            else:
+                self.pid = self._process.pid
+                self.started = time.time()
+                self.running = True
+                self.state = WorkerState.RUNNING
+                resolve(started, None)
+                await self._wait_for_exit(waits)
+                self.exit_code = self._peek()
+                self.ended = time.time()
+                self.running = False
+                self._on_exit(self)
+                self._reap()
+            # A stuck disk or a stranger that holds the pipe must not hold the job.
+            await waits.until_any(output, self._abandon)
+        finally:
+            self.pump_ended = True
+            if output.done():
+                self.pump.close()
+        waits.settle()
+
+    async def _wait_for_exit(self, waits: Patience) -> None:
+        if self._handle is None:
+            assert self.pid is not None
+            await waits.wait(in_thread(_wait_without_handle, self.pid))
+            return
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._handle, resolve, ended, None)
+        try:
+            await waits.wait(ended)
+        finally:
+            loop.remove_reader(self._handle)
+
+    def _peek(self) -> int | None:
+        """Learn the exit status and leave the zombie, so that its group's number stays taken."""
+        try:
+            found = os.waitid(*self._identity(), os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:
+            return None if self._handle is None else _status_kept_by_kernel(self._handle)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def _reap(self) -> None:
+        try:
+            os.waitid(*self._identity(), os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            # The host program reaps every child: nothing is left to do.
+            pass
+        assert self._process is not None
+        self._process.returncode = self.exit_code or 0
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _identity(self) -> tuple[int, int]:
+        assert self.pid is not None
+        return (os.P_PID, self.pid) if self._handle is None else (os.P_PIDFD, self._handle)
+
+    def signal(self, number: int) -> None:
+        """Signal the process group; nothing happens when the process has been reaped."""
+        if self.pid is None or not self._is_ours():
+            return
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError) as error:
+            logger.debug("signal %d to group %d: %s", number, self.pid, error)
+
+    def _is_ours(self) -> bool:
+        """Tell whether the number is still this process's: a host program may have reaped it."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        if self._handle is None:
+            return True
+        try:
+            signal.pidfd_send_signal(self._handle, 0)
+        except OSError as error:
+            return error.errno != errno.ESRCH
+        return True
+
+    def terminate(self) -> None:
+        """Ask the process group to end: SIGTERM, and SIGCONT since a stopped process takes no other."""
+        self.state = WorkerState.STOPPING
+        self.terminate_rest()
+
+    def terminate_rest(self) -> None:
+        """Ask what it leaves in its group to end; from `on_exit`, while the group's number is taken."""
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the process group at once."""
+        self.state = WorkerState.KILLED
+        self.signal(signal.SIGKILL)
+
+    def abandon_output(self) -> None:
+        """Wait no longer for the end of the output."""
+        if self._abandon is not None:
+            resolve(self._abandon, None)
+
+    def status(self) -> WorkerStatus:
+        """Return how it stands now."""
+        return WorkerStatus(
+            rank=self.spec.rank,
+            local_rank=self.spec.local_rank,
+            device_id=self.spec.device_id,
+            pid=self.pid,
+            state=self.state,
+            exit_code=self.exit_code,
+            started=self.started,
+            ended=self.ended,
+            log_path=self.spec.log_path,
+            log_bytes=self.pump.file.size,
+            last_output=self.pump.last_output,
+            last_line=self.pump.last_line(),
+            lost_bytes=self.pump.file.lost,
+            name=self.spec.name,
+        )
+
+
+def resolve_error(future: asyncio.Future[None], error: Exception) -> None:
+    """Set a future's exception unless it is done."""
+    if not future.done():
+        future.set_exception(error)
+
+
+def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int | None]:
+    """Start the process and close our end of its output, also when it cannot be started."""
+    try:
+        process = subprocess.Popen(
+            [*_clean_start(), *spec.command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=spec.work_dir,
+            env=spec.env,
+            start_new_session=True,
+        )
+        return process, _open_handle(process.pid)
+    finally:
+        os.close(output)
+
+
+def _clean_start() -> tuple[str, ...]:
+    """Words before the command where the host program ignores or blocks signals.
+
+    `subprocess` resets what Python itself ignores, and exec resets handlers. An ignored hang-up is
+    passed on: it is the meaning of nohup.
+    """
+    passed_on = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
+    odd = bool(signal.pthread_sigmask(signal.SIG_BLOCK, ())) or any(
+        signal.getsignal(number) is signal.SIG_IGN for number in signal.Signals if number not in passed_on
+    )
+    return (sys.executable, "-I", "-S", "-c", _CLEAN_START) if odd and sys.executable else ()
+
+
+def _spawn_error(spec: WorkerSpec, error: OSError) -> WorkerSpawnError:
+    why = os.strerror(error.errno) if error.errno else str(error)
+    advice = ""
+    if error.errno == errno.EAGAIN:
+        advice = "; the limit on processes is reached: see `ulimit -u` and the container's pids limit"
+    elif error.errno == errno.ENOEXEC:
+        advice = "; a script needs a first line such as `#!/bin/sh`"
+    return WorkerSpawnError(
+        f"{spec.name} cannot be started: {spec.command[0]}: {why}{advice}", errno=error.errno, rank=spec.rank
+    )
+
+
+def _open_handle(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        # Kernels before 5.3, or a host program that ignores SIGCHLD and a process that is gone.
+        return None
+
+
+def _wait_without_handle(pid: int) -> None:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return
+
+
+def _status_kept_by_kernel(handle: int) -> int | None:
+    """Ask the kernel for the status of a process that somebody else has reaped (since Linux 6.15)."""
+    query = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, query)
+    except OSError:
+        return None
+    mask, *_, status = _PIDFD_INFO.unpack(query)
+    return os.waitstatus_to_exitcode(status) if mask & _PIDFD_INFO_EXIT else None
