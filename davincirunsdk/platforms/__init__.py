@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from davincirunsdk.cluster import Cluster, Device, Node, Wish
-from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.platforms import host, machine, modelarts, own_node, slurm, volcano
-from davincirunsdk.platforms.site import TORCH_PORT, Platform, Site, shared_port, whole
+from davincirunsdk.errors import PlatformError
+from davincirunsdk.platforms import host, machine, modelarts, paths, slurm, volcano, without_table
+from davincirunsdk.platforms.paths import job_id, log_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from davincirunsdk.cluster import Cluster, Wish
+    from davincirunsdk.platforms.site import Platform, Site
     from davincirunsdk.rank_table import RankTable
-    from davincirunsdk.rank_table.file import Place
+    from davincirunsdk.rank_table.places import Place
 
 __all__ = ["PLATFORMS", "detect", "job_id", "locate", "log_root", "prepare_rank_table"]
 
@@ -108,9 +107,17 @@ async def locate(
         )
     place = await _in_thread(lambda: _find_table(wish.rank_table, env, root))
     if place is None:
-        return await _in_thread(lambda: _without_table(wish, env, platform.NAME, site, root))
+        return await _in_thread(
+            lambda: without_table.cluster(wish, env, platform=platform.NAME, site=site, root=root)
+        )
     table = await _read_table(place, env, site, wish.rank_table_timeout, notify)
-    return await _in_thread(lambda: _with_table(table, place, wish, env, platform.NAME, site, root))
+
+    def from_table() -> Cluster:
+        from davincirunsdk.platforms import from_table
+
+        return from_table.cluster(table, place.path, wish, env, platform=platform.NAME, site=site, root=root)
+
+    return await _in_thread(from_table)
 
 
 async def prepare_rank_table(
@@ -145,51 +152,18 @@ async def prepare_rank_table(
     table = await _read_table(place, env, site, None, notify)
 
     def prepare() -> dict[str, str]:
-        nodes = table.nodes()
-        own = nodes[
-            own_node.find(
-                nodes, env=env, site=site, wanted=None, npus=machine.npus(root), path=str(place.path)
-            )
-        ]
-        target = _documented_target(env, root)
-        path = place.path.absolute() if _usable(table, place.path) else _write(table, place.path, target, env)
+        from davincirunsdk.platforms import from_table, own_node
+
+        nodes = from_table.nodes_of(table, len(machine.visible(env, machine.npus(root))), str(place.path))
+        own = nodes[own_node.find(nodes, env=env, site=site, wanted=None, path=str(place.path))]
         return {
-            "RANK_TABLE_FILE": str(path),
+            "RANK_TABLE_FILE": str(paths.file_for_hccl(table, place.path, env, root, documented=True)),
             "MA_CURRENT_HOST_IP": own.server.server_id,
             "RANK_START": str(own.rows[0].rank),
             "RANK_SIZE": str(table.world_size),
         }
 
     return await _in_thread(prepare)
-
-
-def job_id(env: Mapping[str, str]) -> str:
-    """Name the job, as ModelArts' own tools do: it stands in the names of log files."""
-    if env.get("BATCH_JOB_ID"):
-        return env["BATCH_JOB_ID"]
-    if env.get("MA_VJ_NAME"):
-        return env["MA_VJ_NAME"].replace("ma-job", "modelarts-job", 1)
-    return machine.host_name()
-
-
-def log_root(env: Mapping[str, str], *, command_line: bool = True) -> Path:
-    """Tell the folder for the logs that CANN and the frameworks write.
-
-    Args:
-        env: The environment.
-        command_line: True for the rule of the command line: $BATCH_TASK_LOG_PATH if it exists, else
-            $MA_MOUNT_PATH/log if it exists, else /tmp/log. False for the documented Python API's: /tmp/logdir.
-
-    Returns:
-        The folder; it need not exist.
-    """
-    if not command_line:
-        return Path("/tmp/logdir")
-    if env.get("BATCH_TASK_LOG_PATH") and Path(env["BATCH_TASK_LOG_PATH"]).is_dir():
-        return Path(env["BATCH_TASK_LOG_PATH"])
-    if env.get("MA_MOUNT_PATH") and Path(env["MA_MOUNT_PATH"], "log").is_dir():
-        return Path(env["MA_MOUNT_PATH"], "log")
-    return Path("/tmp/log")
 
 
 def _own(env: Mapping[str, str]) -> Mapping[str, str]:
@@ -210,9 +184,9 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
 
 def _find_table(given: Path | None, env: Mapping[str, str], root: Path) -> Place | None:
     # Here and not at the top: without a table the launcher starts without a JSON library.
-    from davincirunsdk.rank_table import file
+    from davincirunsdk.rank_table import places
 
-    return file.find(env, given=given, root=root)
+    return places.find(env, given=given, root=root)
 
 
 async def _read_table(
@@ -255,232 +229,3 @@ def _seconds(env: Mapping[str, str]) -> float | None:
             f"found no such number in the environment variable {TIMEOUT_VARIABLE}; expected seconds, 0 or more"
         )
     return value
-
-
-def _with_table(
-    table: RankTable, place: Place, wish: Wish, env: Mapping[str, str], platform: str, site: Site, root: Path
-) -> Cluster:
-    path = place.path
-    nodes = table.nodes()
-    if wish.nnodes is not None and wish.nnodes != len(nodes):
-        raise RankTableError(
-            f"rank table {path}: found {len(nodes)} nodes; expected {wish.nnodes}, the nnodes asked for: "
-            "drop that figure, or give the table of this job",
-            path=str(path),
-        )
-    present = machine.npus(root)
-    place_here = own_node.find(nodes, env=env, site=site, wanted=wish.node_rank, npus=present, path=str(path))
-    own = nodes[place_here]
-    if wish.nproc_per_node is not None and wish.nproc_per_node != len(own.rows):
-        raise RankTableError(
-            f"rank table {path}: found {len(own.rows)} devices on this node ({own.name}); expected "
-            f"{wish.nproc_per_node}, the nproc_per_node asked for: with a table the two must agree, so drop "
-            "that figure or give another table",
-            path=str(path),
-        )
-    if _usable(table, path):
-        rank_table = path.absolute()
-    else:
-        rank_table = _write(table, path, _own_target(table, env, root), env)
-    devices = {row.device_id for row in own.rows}
-    same_site = site if site.nnodes == len(nodes) else Site()
-    return Cluster(
-        nodes=tuple(
-            Node(
-                node_rank=node_rank,
-                name=node.name,
-                devices=tuple(
-                    Device(device_id=row.device_id, rank=row.rank, device_ip=row.device_ip or "")
-                    for row in node.rows
-                ),
-            )
-            for node_rank, node in enumerate(nodes)
-        ),
-        node_rank=place_here,
-        master_addr=_first(wish.master_addr, env.get("MASTER_ADDR"))
-        or (same_site.master_addr if len(nodes) > 1 else None)
-        or (own_node.address_of(nodes[0]) if len(nodes) > 1 else "127.0.0.1"),
-        master_port=_master_port(wish, env, same_site, len(nodes), key=lambda: _digest(table)),
-        job_id=job_id(env),
-        rank_table=rank_table,
-        log_root=log_root(env),
-        log_dir=_log_dir(env, platform, site),
-        # On a bare host that sees more NPUs than the table gives it, index 0 would be another's device.
-        logical_devices="ASCEND_RT_VISIBLE_DEVICES" in env or not devices < set(present),
-        physical_device_id=machine.wants_physical_ids(root),
-        npus=True,
-        platform=platform,
-    )
-
-
-def _without_table(wish: Wish, env: Mapping[str, str], platform: str, site: Site, root: Path) -> Cluster:
-    if wish.nnodes is not None and wish.nnodes != site.nnodes:
-        site = Site(log_dir=site.log_dir)  # the user's job is another one than the platform's
-    nnodes = wish.nnodes or site.nnodes or 1
-    node_rank = wish.node_rank if wish.node_rank is not None else site.node_rank
-    if node_rank is None and nnodes == 1:
-        node_rank = 0
-    if node_rank is None or node_rank >= nnodes:
-        found = "no node rank" if node_rank is None else f"node rank {node_rank}"
-        raise PlatformError(
-            f"found {found} for a job of {nnodes} node{'s' if nnodes > 1 else ''} without a rank table "
-            f"(platform {platform}); expected 0 to {nnodes - 1}: give --node-rank"
-        )
-    master_addr = _first(wish.master_addr, env.get("MASTER_ADDR"), site.master_addr if nnodes > 1 else None)
-    if master_addr is None:
-        if nnodes > 1:
-            raise PlatformError(
-                f"found no address of node 0 for a job of {nnodes} nodes without a rank table; "
-                "expected one: give --master-addr or set MASTER_ADDR"
-            )
-        master_addr = "127.0.0.1"
-    ids, npus = _devices(wish.nproc_per_node, env, root)
-    own_name = machine.host_name()
-    names = site.hosts or tuple(own_name if i == node_rank else f"node {i}" for i in range(nnodes))
-    return Cluster(
-        nodes=tuple(
-            Node(
-                node_rank=i,
-                name=names[i],
-                devices=tuple(
-                    Device(device_id=device_id, rank=i * len(ids) + local)
-                    for local, device_id in enumerate(ids)
-                ),
-            )
-            for i in range(nnodes)
-        ),
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=_master_port(wish, env, site, nnodes),
-        job_id=job_id(env),
-        rank_table=None,
-        log_root=log_root(env),
-        log_dir=_log_dir(env, platform, site),
-        physical_device_id=machine.wants_physical_ids(root),
-        npus=npus,
-        platform=platform,
-    )
-
-
-def _devices(wanted: int | None, env: Mapping[str, str], root: Path) -> tuple[tuple[int, ...], bool]:
-    present = machine.visible(env, machine.npus(root))
-    if wanted is None:
-        if not present:
-            raise PlatformError(
-                "found no rank table and no NPU (no device file /dev/davinci0 or the like"
-                f"{', or none that ASCEND_RT_VISIBLE_DEVICES lets see' if 'ASCEND_RT_VISIBLE_DEVICES' in env else ''}"
-                "); expected to learn how many workers to start: give --nproc-per-node (argument "
-                "nproc_per_node), or a rank table with --rank-table (argument rank_table) or RANK_TABLE_FILE"
-            )
-        return present, True
-    if not present:
-        return tuple(range(wanted)), False
-    if wanted > len(present):
-        raise PlatformError(
-            f"found {len(present)} NPUs on this node; expected at least {wanted}, the nproc_per_node asked for: "
-            "ask for fewer, or set ASCEND_RT_VISIBLE_DEVICES to nothing to run without NPUs"
-        )
-    return present[:wanted], True
-
-
-def _master_port(
-    wish: Wish,
-    env: Mapping[str, str],
-    site: Site,
-    nnodes: int,
-    key: Callable[[], str] | None = None,
-) -> int | None:
-    """Options, then the environment, then the platform; one node alone may use any free port."""
-    port = (
-        wish.master_port if wish.master_port is not None else whole(env, "MASTER_PORT", least=1, most=65535)
-    )
-    if port is not None or nnodes == 1:
-        return port
-    if site.master_port is not None:
-        return site.master_port
-    return shared_port(key()) if key is not None else TORCH_PORT
-
-
-def _first(*values: str | None) -> str | None:
-    return next((value for value in values if value), None)
-
-
-def _log_dir(env: Mapping[str, str], platform: str, site: Site) -> Path | None:
-    return site.log_dir or (log_root(env) if platform == modelarts.NAME else None)
-
-
-def _digest(table: RankTable) -> str:
-    from davincirunsdk.rank_table import dump
-    from davincirunsdk.rank_table.file import digest
-
-    return digest(dump(table))
-
-
-def _usable(table: RankTable, path: Path) -> bool:
-    """Tell whether HCCL reads the file as it stands; it refuses names without `.json`."""
-    return table.as_is and path.suffix == ".json"
-
-
-def _base(env: Mapping[str, str], root: Path) -> Path:
-    return Path(_first(env.get("MA_HOME"), env.get("MA_MOUNT_PATH")) or root / "home/ma-user")
-
-
-def _documented_target(env: Mapping[str, str], root: Path) -> Path:
-    from davincirunsdk.rank_table.file import TABLE_NAME
-
-    return _base(env, root) / "rank_table" / TABLE_NAME
-
-
-def _own_target(table: RankTable, env: Mapping[str, str], root: Path) -> Path:
-    """A name by content next to the documented target, where ModelArts' home exists; else a private folder."""
-    name = f"jobstart_hccl_{_digest(table)}.json"
-    base = _base(env, root)
-    return base / "rank_table" / name if base.is_dir() else _private_folder(env) / name
-
-
-def _write(table: RankTable, source: Path, target: Path, env: Mapping[str, str]) -> Path:
-    from davincirunsdk.rank_table import dump
-    from davincirunsdk.rank_table.file import digest, write_text
-
-    text = dump(table)
-    if target.exists() and target.samefile(source):
-        target = target.with_name(f"jobstart_hccl_{digest(text)}.json")
-    try:
-        if target.is_file() and target.read_text(encoding="utf-8", errors="replace") == text:
-            return target.absolute()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_text(text, target)
-    except OSError as error:
-        private = _private_folder(env) / f"jobstart_hccl_{digest(text)}.json"
-        if private == target:
-            raise RankTableError(
-                f"the v1.0 rank table cannot be written to {target} ({error.strerror}); expected a folder "
-                "with room that this user may write: set TMPDIR",
-                path=str(source),
-            ) from error
-        _log.warning(
-            "rank table %s cannot be written (%s); using %s instead", target, error.strerror, private
-        )
-        return _write(table, source, private, env)
-    return target.absolute()
-
-
-def _private_folder(env: Mapping[str, str]) -> Path:
-    """A folder for this user alone, the same every time, so that repeated runs leave no trail of folders."""
-    parent = Path(env.get("TMPDIR") or "/tmp")
-    folder = parent / f"davincirun-{os.geteuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        info = folder.lstat()
-        if info.st_uid == os.geteuid() and info.st_mode & 0o170077 == 0o040000:
-            return folder
-    except OSError:
-        pass
-    # Somebody else made it, or opened it to others.
-    try:
-        return Path(tempfile.mkdtemp(prefix="davincirun-", dir=parent))
-    except OSError as error:
-        raise PlatformError(
-            f"no private folder can be made in {parent} ({error.strerror}); expected one that this user may "
-            "write: set TMPDIR"
-        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from davincirunsdk.platforms.paths import log_root
 from davincirunsdk.platforms.site import Site, names, shared_port, whole
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def site(env: Mapping[str, str]) -> Site:
         node_rank=rank,
         master_addr=hosts[0] if hosts else None,
         master_port=shared_port(job) if job else None,
-        log_dir=Path(env["MA_LOG_DIR"]) if env.get("MA_LOG_DIR") else None,
+        log_dir=Path(env["MA_LOG_DIR"]) if env.get("MA_LOG_DIR") else log_root(env),
         writes_table=True,
         hint=HINT,
     )

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.platforms import machine
+from davincirunsdk.rank_table.v2 import level_addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from davincirunsdk.platforms.site import Site
-    from davincirunsdk.rank_table import TableNode
+    from davincirunsdk.rank_table.table import TableNode
 
 POD_NAMES = ("BATCH_TASK_CURRENT_INSTANCE", "MA_CURRENT_INSTANCE_NAME", "POD_NAME")
 GIVEN_ADDRESSES = ("MA_CURRENT_HOST_IP", "XDL_IP", "HOST_IP", "POD_IP", "MA_CURRENT_IP")
@@ -36,7 +37,6 @@ def find(
     env: Mapping[str, str],
     site: Site,
     wanted: int | None,
-    npus: tuple[int, ...],
     path: str,
 ) -> int:
     """Tell which node of a rank table this one is.
@@ -51,7 +51,6 @@ def find(
         env: The environment.
         site: What the platform tells.
         wanted: Node rank that the user gave.
-        npus: Numbers of the NPUs that are here.
         path: The table, for the message.
 
     Returns:
@@ -70,8 +69,8 @@ def find(
         return wanted
     if len(nodes) == 1:
         return 0
-    signals = _signals(env, npus)
-    left = range(len(nodes))
+    signals = _signals(env)
+    left: Sequence[int] = range(len(nodes))
     for signal in signals:
         fitting = [place for place in left if signal.values and signal.fits(nodes[place])]
         if len(fitting) == 1:
@@ -82,46 +81,33 @@ def find(
     raise PlatformError(_unsettled(nodes, left, signals, site, path))
 
 
-def _signals(env: Mapping[str, str], npus: tuple[int, ...]) -> list[_Signal]:
-    host = machine.host_name()
-    hosts = _distinct([env.get("HOSTNAME", ""), host])
+def _signals(env: Mapping[str, str]) -> list[_Signal]:
+    hosts = _distinct([env.get("HOSTNAME", ""), machine.host_name()])
     pods = _distinct([env.get(name, "") for name in POD_NAMES])
     given = _distinct([env.get(name, "") for name in GIVEN_ADDRESSES])
     own = tuple(sorted(machine.addresses()))
-    short = {name.partition(".")[0] for name in hosts}
+    short = {_short(name) for name in hosts}
     return [
         _Signal(name="pod name", values=pods, fits=lambda node: not node.pods.isdisjoint(pods)),
-        _Signal(
-            name="host name as pod name", values=hosts, fits=lambda node: not node.pods.isdisjoint(hosts)
-        ),
-        _Signal(
-            name="given addresses", values=given, fits=lambda node: not _given_names(node).isdisjoint(given)
-        ),
-        _Signal(name="own addresses", values=own, fits=lambda node: not _addresses(node).isdisjoint(own)),
-        _Signal(
-            name="host name",
-            values=hosts,
-            fits=lambda node: (
-                node.server.server_id in hosts or node.server.server_id.partition(".")[0] in short
-                if not machine.is_address(node.server.server_id)
-                else False
-            ),
-        ),
-        _Signal(
-            name="NPUs",
-            values=tuple(str(number) for number in npus),
-            fits=lambda node: node.server.server_id == "" and len(node.rows) == len(npus),
-        ),
+        _Signal(name="host name", values=hosts, fits=lambda node: not node.pods.isdisjoint(hosts)),
+        _Signal(name="given address", values=given, fits=lambda node: not _known_as(node).isdisjoint(given)),
+        _Signal(name="own address", values=own, fits=lambda node: not _addresses(node).isdisjoint(own)),
+        _Signal(name="host name", values=hosts, fits=lambda node: _short(node.server.server_id) in short),
     ]
 
 
-def _given_names(node: TableNode) -> set[str]:
+def _short(name: str) -> str:
+    return name if machine.is_address(name) else name.partition(".")[0]
+
+
+def _known_as(node: TableNode) -> set[str]:
     # MA_CURRENT_HOST_IP may be any server id that an earlier init_rank_table() has set, `node_0` too.
     return {node.server.server_id, *_addresses(node)} - {"127.0.0.1", "0.0.0.0", "::1", "::"}
 
 
 def _addresses(node: TableNode) -> set[str]:
     fields = [node.server.server_id, *(node.server.extra.get(name) for name in ADDRESS_FIELDS)]
+    fields += [address for row in node.rows for address in level_addresses(row)]
     return {value for value in fields if isinstance(value, str) and machine.distinctive(value)}
 
 
@@ -137,9 +123,9 @@ def _unsettled(
     lines = [
         f"found {what} the {len(nodes)} nodes in rank table {path} to be this host; expected exactly one."
     ]
-    known = [f"{signal.name} {', '.join(signal.values)}" for signal in signals if signal.values]
+    known = dict.fromkeys(f"{signal.name} {', '.join(signal.values)}" for signal in signals if signal.values)
     if site.node_rank is not None:
-        known.append(f"node rank {site.node_rank} of {site.nnodes or '?'}")
+        known[f"node rank {site.node_rank} of {site.nnodes or '?'}"] = None
     lines.append(f"  This host: {'; '.join(known)}.")
     for place in several[:MOST_LISTED]:
         node = nodes[place]

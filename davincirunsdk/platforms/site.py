@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-TORCH_PORT = 29500
-"""torchrun's own default, for several nodes of which nobody said the port."""
-
 FIRST_PORT = 20000
 PORTS = 10000
 """Derived ports lie below Linux' ephemeral range (32768) and Kubernetes' node ports (30000)."""

@@ -1,4 +1,4 @@
-"""The rank table as a file: where it is, waiting until it is complete, writing one.
+"""The rank table as a file: waiting until it is complete, writing one.
 
 Platforms write the table while the job starts already, and not atomically: a reader meets a missing
 file, an empty or cut one, or one whose status is not `completed` yet. All of these are waited for.
@@ -28,19 +28,10 @@ from davincirunsdk.rank_table.check import READY
 from davincirunsdk.rank_table.findings import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from davincirunsdk.rank_table.places import Place
     from davincirunsdk.rank_table.table import RankTable
-
-TABLE_NAME = "jobstart_hccl.json"
-"""Name of the file in the folder that ModelArts puts into RANK_TABLE_FILE."""
-
-KNOWN_PLACES = (
-    f"user/config/{TABLE_NAME}",  # ModelArts and CCE
-    "user/serverid/devindex/config/hccl.json",  # ConfigMap of hccl-controller
-    f"etc/ranktable/{TABLE_NAME}",  # Volcano example
-)
-OPERATOR_PLACES = "user/mindx-dl/ranktable/*/hccl.json"
 
 POLL = 2.0
 """Seconds between looks where the kernel reports no change: network file systems."""
@@ -61,14 +52,6 @@ _PREFIX_ERROR = "Input data was truncated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A file to read, and what named it (an option, a variable) for messages."""
-
-    path: Path
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long to wait for what, in seconds.
 
@@ -83,50 +66,6 @@ class Patience:
     missing: float
     missing_folder: float
     hint: str = ""
-
-
-def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path("/")) -> Place | None:
-    """Tell where the rank table is, or should be.
-
-    Order: the given path, RANK_TABLE_FILE_V_1_0, RANK_TABLE_FILE (a file, or ModelArts' folder),
-    MINDSPORE_HCCL_CONFIG_PATH, then the places where platforms are known to mount it. The working
-    folder is not searched: a table that lies there may be another host's.
-
-    Args:
-        env: The environment.
-        given: Path that the user gave.
-        root: Folder that stands for `/` in the known places.
-
-    Returns:
-        The place; a named one need not exist yet. None when none is named and none exists.
-
-    Raises:
-        RankTableError: Several tables lie in the operator's folder and nothing says which is ours.
-    """
-    if given is not None:
-        return Place(path=_in_folder(given), source="the given rank table")
-    for name in ("RANK_TABLE_FILE_V_1_0", "RANK_TABLE_FILE", "MINDSPORE_HCCL_CONFIG_PATH"):
-        if env.get(name):
-            return Place(path=_in_folder(Path(env[name])), source=name)
-    for known in KNOWN_PLACES:
-        if (root / known).exists():
-            return Place(path=root / known, source="a known place")
-    tables = sorted(root.glob(OPERATOR_PLACES))
-    if len(tables) > 1:
-        listed = ", ".join(str(path) for path in tables)
-        raise RankTableError(
-            f"found several rank tables ({listed}) and nothing that says which is this job's; "
-            "expected one: set RANK_TABLE_FILE or give --rank-table"
-        )
-    return Place(path=tables[0], source="a known place") if tables else None
-
-
-def _in_folder(path: Path) -> Path:
-    # A folder that is not there yet is told from a file by the name: HCCL takes `.json` files only.
-    if path.is_dir() or (path.suffix != ".json" and not path.exists()):
-        other = path / "hccl.json"
-        return other if other.exists() and not (path / TABLE_NAME).exists() else path / TABLE_NAME
-    return path
 
 
 class _State(Enum):
@@ -188,11 +127,10 @@ async def wait_for(
             now = loop.time()
             _give_up(place, look, patience, waited=now - started, still=now - changed)
             if now >= next_line:
-                notify(
-                    f"waiting for rank table {place.path}: {look.words} ({now - started:.0f} s of {patience.limit:g} s)"
-                )
+                spent = f"{now - started:.0f} s of {patience.limit:g} s"
+                notify(f"waiting for rank table {place.path}: {look.words} ({spent})")
                 next_line = now + PROGRESS
-            left = started + patience.limit - now
+            left = started + _limit(look.state, patience) - now
             if await watch.changed(min(POLL, next_line - now, max(left, 0.0) + 0.01)):
                 await asyncio.sleep(SETTLE)
             earlier, look = look, await loop.run_in_executor(pool, _look, place.path, look)
@@ -256,23 +194,36 @@ class _Status(msgspec.Struct):
     status: object = None
 
 
+def _limit(state: _State, patience: Patience) -> float:
+    if state is _State.MISSING:
+        return min(patience.missing, patience.limit)
+    if state is _State.MISSING_FOLDER:
+        return min(patience.missing_folder, patience.limit)
+    return patience.limit
+
+
 def _give_up(place: Place, look: _Look, patience: Patience, *, waited: float, still: float) -> None:
+    """Raise if waiting has no more sense."""
     path = str(place.path)
     if look.state is _State.BROKEN and max(still, look.age) >= UNCHANGED:
         _parse(look.data, path)
-    limit = {_State.MISSING: patience.missing, _State.MISSING_FOLDER: patience.missing_folder}.get(
-        look.state, patience.limit
-    )
-    if waited < min(limit, patience.limit):
+    limit = _limit(look.state, patience)
+    if waited < limit:
         return
+    named = f" (named by {place.source})" if place.source else ""
+    longer = "--rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
+    if limit < patience.limit:
+        raise RankTableError(
+            f"rank table {path}{named}: {look.words}; expected a file: correct the path, or let it be waited "
+            f"for with {longer}",
+            path=path,
+        )
     hint = f" {patience.hint}" if patience.hint else ""
-    named = "" if place.source == "a known place" else f" (named by {place.source})"
-    message = (
-        f"rank table {path}{named} is not complete after {waited:.0f} s: {look.words}; "
-        f'expected a table with status "completed".{hint} '
-        "To wait longer set --rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)."
+    raise RankTableTimeoutError(
+        f"rank table {path}{named} is not complete after {waited:.0f} s: {look.words}; expected a table with "
+        f'status "completed".{hint} To wait longer set {longer}.',
+        path=path,
     )
-    raise RankTableTimeoutError(message, path=path)
 
 
 class _Changes(Protocol):

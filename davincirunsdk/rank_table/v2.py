@@ -81,6 +81,19 @@ def write(table: RankTable) -> dict[str, Json]:
     }
 
 
+def level_addresses(row: Row) -> list[str]:
+    """List the IP addresses of a v2.0 rank on all its network levels; none for a row of another form."""
+    levels = row.extra.get("level_list")
+    found = []
+    for level in levels if isinstance(levels, list) else ():
+        entries = level.get("rank_addr_list") if isinstance(level, dict) else None
+        for entry in entries if isinstance(entries, list) else ():
+            addr = entry.get("addr") if isinstance(entry, dict) and entry.get("addr_type") != "EID" else None
+            if isinstance(addr, str):
+                found.append(addr)
+    return found
+
+
 class _RankList(Block):
     """All ranks of a v2.0 table: rows stand in `rank_list` itself."""
 
