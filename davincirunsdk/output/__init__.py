@@ -58,11 +58,16 @@ def choose_sink(
             return panel
     if stream is None:
         return None
-    from davincirunsdk.output.terminal import TerminalSink
+    from davincirunsdk.output.terminal import TerminalSink, redraws
 
     coloured = colour == "always" or (colour == "auto" and _wants_colour(stream))
     labels = Labels(names, parts=prefix, colour=coloured)
-    sink = TerminalSink(stream, labels=labels, colour=coloured, echo=echo, snapshot=snapshot)
+    kind = TerminalSink
+    if live and redraws(stream):
+        from davincirunsdk.output.live import LiveSink
+
+        kind = LiveSink
+    sink = kind(stream, labels=labels, colour=coloured, echo=echo, snapshot=snapshot)
     sink.start()
     return sink
 

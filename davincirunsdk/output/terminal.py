@@ -49,6 +49,11 @@ class Outlet:
     Args:
         stream: Where to. Asked for nothing but `write` if it has no descriptor.
         on_progress: Called after each write that came back.
+
+    Attributes:
+        fd: The stream's descriptor, None where it must be written to as text.
+        encoding: What to write in.
+        redraws: It is a terminal on which rows can be written again.
     """
 
     def __init__(self, stream: Writable, on_progress: Callable[[], None]) -> None:
@@ -56,7 +61,7 @@ class Outlet:
         self._on_progress = on_progress
         self.fd = _descriptor(stream)
         self.encoding = _encoding(stream)
-        self.is_terminal = self.fd is not None and os.isatty(self.fd)
+        self.redraws = redraws(stream)
         self._piece = _PIECE_BYTES
         if self.fd is not None and stat.S_ISREG(os.fstat(self.fd).st_mode):
             self._piece = 1 << 30
@@ -121,6 +126,12 @@ class Outlet:
         self._on_progress()
 
 
+def redraws(stream: Writable) -> bool:
+    """Tell whether a stream is a terminal on which rows can be written again."""
+    fd = _descriptor(stream)
+    return fd is not None and os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def _descriptor(stream: Writable) -> int | None:
     """Find the descriptor behind a stream that does nothing to text but encode it."""
     buffer = getattr(stream, "buffer", None) if isinstance(stream, io.TextIOWrapper) else None
@@ -178,7 +189,6 @@ class TerminalSink(ThreadedSink):
         self._colour = colour
         self._texts: dict[int, RankText] = {}
         self._utf8 = self.outlet.encoding == "utf-8"
-        self._redraws = self.outlet.is_terminal and os.environ.get("TERM", "dumb") != "dumb"
         self._footer_shown = False
         self._footer_time = 0.0
         self._bar_lines: dict[int, float] = {}
@@ -186,6 +196,22 @@ class TerminalSink(ThreadedSink):
 
     def show(self, output: list[LogBlock | Gap]) -> float | None:
         """Show output; see `ThreadedSink`."""
+        pieces = self.render(output)
+        if self.outlet.redraws:
+            return self._draw(pieces)
+        pause = self._render_bars(pieces)
+        self._write(pieces)
+        return pause
+
+    def finish(self) -> None:
+        """Show last lines without end and the last state of progress bars."""
+        pieces = self.render_last()
+        if self._footer_shown:
+            pieces.insert(0, b"\r\x1b[J")
+        self._write(pieces)
+
+    def render(self, output: list[LogBlock | Gap]) -> list[bytes | memoryview]:
+        """Return output as whole lines, in the stream's encoding."""
         if not self._flushed:
             self._flushed = True
             self.outlet.flush()
@@ -195,20 +221,14 @@ class TerminalSink(ThreadedSink):
                 self._render_gap(item, pieces)
             else:
                 self._render(item, pieces)
-        if self._redraws:
-            return self._draw(pieces)
-        pause = self._render_bars(pieces)
-        self._write(pieces)
-        return pause
+        return pieces
 
-    def finish(self) -> None:
-        """Show last lines without end and the last state of progress bars."""
+    def render_last(self) -> list[bytes | memoryview]:
+        """Return last lines without end and the last state of progress bars."""
         pieces: list[bytes | memoryview] = []
         for rank, text in self._texts.items():
-            self._render_lines(rank, text.finish(cleared=not self._redraws), time.time(), pieces)
-        if self._footer_shown:
-            pieces.insert(0, b"\r\x1b[J")
-        self._write(pieces)
+            self._render_lines(rank, text.finish(cleared=not self.outlet.redraws), time.time(), pieces)
+        return pieces
 
     def footer(self) -> list[str]:
         """Return the rows that stand below the lines on a terminal."""
