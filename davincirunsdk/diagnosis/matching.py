@@ -45,7 +45,7 @@ class Match:
 _SCANNED = 2000  # characters of one line; a code or message stands near its start
 _LEVEL_SCANNED = 200
 
-_PREFIX = re.compile(r"\s*(?:\[(?:rank ?|default)\d+\]:?|\([^()]{0,80}pid=\d+[^()]{0,80}\))\s*")
+_PREFIX = re.compile(r"\s*(?:\[(?:rank ?|default)\d+\]:?|\([^()]{0,80}pid=\d+[^()]{0,80}\)) ?")
 _CANN = re.compile(r"(E(?<![\w/.-]E)[A-Z0-9]\d{4})(?=[):/])", re.ASCII)
 _TORCH = re.compile(r"ERR(?<!\wERR)(\d{2})(\d{3})(?!\w)", re.ASCII)
 _ADVICE = re.compile(
@@ -65,7 +65,7 @@ _NO_CAUSE = "99999"  # torch_npu prints it for every exception that is not its o
 
 
 def strip_prefix(line: str) -> str:
-    """Take away what another launcher put before a worker's line, such as `[rank3]: `."""
+    """Take away what another launcher put before a worker's line, such as `[rank3]: `, not its indent."""
     found = _PREFIX.match(line)
     return line[found.end() :] if found else line
 

@@ -27,7 +27,7 @@ _MAX_OTHERS = 4
 _MAX_LISTED = 12
 _MAX_PATH = 4096
 _MAX_VALUE = 4 * _WIDTH
-_MAX_NODE = 40
+_MAX_NODE = 24
 
 # How a worker ends that obeyed our SIGTERM, directly or under a shell.
 _OBEYED = frozenset({0, -15, 143, None})
@@ -238,7 +238,7 @@ def _long_end(failure: WorkerFailure) -> str:
 
 def _joined(end: str, said: str) -> str:
     """An end and the words that go with it, in one line: the end is kept, the words give way."""
-    room = max(20, _WIDTH - 4 - len(end))
+    room = max(8, _WIDTH - 4 - len(end))
     return f"{end}: {shorten(said, room)}" if said else end
 
 
