@@ -213,4 +213,6 @@ def _address(place: Place) -> str:
 
 
 def _reason(error: OSError) -> str:
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # Python adds the address to some texts, and we name it already
     return error.strerror or str(error)
