@@ -171,7 +171,7 @@ class NotebookSink(ThreadedSink):
         bars = (
             []
             if self._finished
-            else [(rank, bar) for rank in self._texts for bar in self._texts[rank].bars()]
+            else [(rank, bar) for rank in sorted(self._texts) for bar in self._texts[rank].bars()]
         )
         short = self._tail.shortened(lines=_SHOWN[0], size=_SHOWN[1])
         long = self._tail if self._finished else short

@@ -30,7 +30,8 @@ _LINE = "1px solid rgba(128,128,128,.3)"
 _SANS = "font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif)"
 _MONO = "font:12px/1.4 var(--jp-code-font-family,monospace)"
 _CELL = f"padding:3px 14px 3px 6px;text-align:left;white-space:nowrap;border:0;border-bottom:{_LINE}"
-_WIDEST_LAST_LINE = 80
+_REST = "width:100%;max-width:0;overflow:hidden;text-overflow:ellipsis"
+"""Of a cell that takes what the others leave."""
 
 
 class Panel:
@@ -99,7 +100,7 @@ class Panel:
         return (
             '<label style="margin-right:12px;white-space:nowrap;cursor:pointer">'
             f'<input type="radio" name="{self._key}" id="{self._key}-{word}" {checked} '
-            f'style="margin:0 4px 0 0;vertical-align:-1px">{escape(name)}</label>'
+            f'style="margin:0 4px 0 0;vertical-align:-2px">{escape(name)}</label>'
         )
 
     def _head(self, snapshot: Snapshot) -> str:
@@ -114,7 +115,7 @@ class Panel:
         head = "".join(f'<th style="{_CELL};font-weight:600;color:{_QUIET}">{name}</th>' for name in names)
         rows = "".join(map(_row, table_rows(snapshot)))
         return (
-            f'<table style="border-collapse:collapse;margin:0 0 6px;{_SANS}">'
+            f'<table style="border-collapse:collapse;table-layout:auto;width:100%;margin:0 0 6px;{_SANS}">'
             f'<thead><tr style="background:none">{head}</tr></thead><tbody>{rows}</tbody></table>'
         )
 
@@ -166,11 +167,6 @@ def _row(row: TableRow) -> str:
     failed = row.state == JobState.FAILED.value
     colour = _STATE_COLOURS.get(row.state, _QUIET)
     background = "background:rgba(224,49,49,.12)" if failed else "background:none"
-    last = (
-        row.last_line
-        if len(row.last_line) <= _WIDEST_LAST_LINE
-        else row.last_line[:_WIDEST_LAST_LINE] + " ..."
-    )
     cells = (
         f'<td style="{_CELL};font-weight:600">{escape(row.name)}</td>'
         f'<td style="{_CELL};color:{colour};font-weight:600">{escape(row.state)}</td>'
@@ -178,7 +174,7 @@ def _row(row: TableRow) -> str:
         f'<td style="{_CELL}">{row.uptime}</td>'
         f'<td style="{_CELL}">{escape(row.exit)}</td>'
         f'<td style="{_CELL}">{row.log}</td>'
-        f'<td style="{_CELL};{_MONO};max-width:46em;overflow:hidden">{escape(last)}</td>'
+        f'<td style="{_CELL};{_MONO};{_REST}">{escape(row.last_line)}</td>'
     )
     return f'<tr style="{background}">{cells}</tr>'
 
