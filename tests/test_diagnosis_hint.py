@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from davincirunsdk.diagnosis import explain_exit, hint
@@ -47,6 +47,7 @@ def test_crashes_are_read_alike_with_and_without_a_shell(exit_code: int, word: s
     assert word in explain_exit(exit_code)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(-(2**31), 2**31))
 def test_any_exit_code_has_words(exit_code: int) -> None:
     """No exit code breaks its explanation, and the number is always in it."""
@@ -265,6 +266,7 @@ _PIECES = st.sampled_from(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(st.lists(st.text() | _PIECES | st.binary().map(lambda b: b.decode("utf-8", "surrogateescape"))))
 )
