@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from davincirunsdk import machine
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.platforms import host, machine, modelarts, paths, slurm, volcano, without_table
+from davincirunsdk.platforms import host, modelarts, paths, places, slurm, volcano, without_table
 from davincirunsdk.platforms.paths import job_id, log_root
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import Cluster, Wish
     from davincirunsdk.platforms.site import Platform, Site
     from davincirunsdk.rank_table import RankTable
-    from davincirunsdk.rank_table.places import Place
 
 __all__ = ["PLATFORMS", "detect", "job_id", "locate", "log_root", "prepare_rank_table"]
 
@@ -85,7 +85,7 @@ async def locate(
         wish: What the user asked for.
         env: The environment. The ranks and addresses that an outer davincirun or torchrun set for
             its worker are not taken for wishes.
-        notify: Takes lines for people: what is waited for, and warnings (which are logged as well).
+        notify: Takes lines for people about what is waited for. Warnings are logged.
         root: Folder that stands for `/` in all fixed paths.
 
     Returns:
@@ -105,7 +105,7 @@ async def locate(
         raise PlatformError(
             f"found node rank {wish.node_rank} of {wish.nnodes} nodes; expected 0 to {wish.nnodes - 1}"
         )
-    place = await _in_thread(lambda: _find_table(wish.rank_table, env, root))
+    place = await _in_thread(lambda: places.find(env, given=wish.rank_table, root=root))
     if place is None:
         return await _in_thread(
             lambda: without_table.cluster(wish, env, platform=platform.NAME, site=site, root=root)
@@ -146,7 +146,7 @@ async def prepare_rank_table(
     """
     env = _own(env)
     site = detect(env).site(env)
-    place = await _in_thread(lambda: _find_table(None, env, root))
+    place = await _in_thread(lambda: places.find(env, root=root))
     if place is None:
         return None
     table = await _read_table(place, env, site, None, notify)
@@ -182,20 +182,14 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
         pool.shutdown(wait=False)
 
 
-def _find_table(given: Path | None, env: Mapping[str, str], root: Path) -> Place | None:
-    # Here and not at the top: without a table the launcher starts without a JSON library.
-    from davincirunsdk.rank_table import places
-
-    return places.find(env, given=given, root=root)
-
-
 async def _read_table(
-    place: Place,
+    place: places.Place,
     env: Mapping[str, str],
     site: Site,
     limit: float | None,
     notify: Callable[[str], None],
 ) -> RankTable:
+    # Here and not at the top: without a table the launcher starts without a JSON library.
     from davincirunsdk.rank_table import file
 
     if limit is None:
@@ -208,11 +202,9 @@ async def _read_table(
         missing_folder=limit if asked or site.writes_table else 0.0,
         hint=site.hint,
     )
-    table, _ = await file.wait_for(place, patience=patience, notify=notify)
+    table, _ = await file.wait_for(place.path, patience=patience, named_by=place.named_by, notify=notify)
     for warning in table.warnings:
-        line = f"rank table {place.path}: {warning}"
-        _log.warning("%s", line)
-        notify(line)
+        _log.warning("rank table %s: %s", place.path, warning)
     return table
 
 
@@ -226,6 +218,7 @@ def _seconds(env: Mapping[str, str]) -> float | None:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise PlatformError(
-            f"found no such number in the environment variable {TIMEOUT_VARIABLE}; expected seconds, 0 or more"
+            f"found something else than seconds in the environment variable {TIMEOUT_VARIABLE}; "
+            "expected 0 or more"
         )
     return value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from davincirunsdk import machine
 from davincirunsdk.cluster import Cluster, Device, Node
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.platforms import machine, paths, rendezvous
+from davincirunsdk.platforms import paths, rendezvous
 from davincirunsdk.platforms.site import Site
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ def _devices(wanted: int | None, env: Mapping[str, str], root: Path) -> tuple[tu
             why = "none that ASCEND_RT_VISIBLE_DEVICES lets a process see"
         raise PlatformError(
             f"found no rank table and no NPU ({why}); expected to learn how many workers to start: give "
-            "--nproc-per-node (argument nproc_per_node), or a rank table by --rank-table (argument rank_table) "
-            "or the variable RANK_TABLE_FILE"
+            "--nproc-per-node (argument nproc_per_node), or a rank table by --rank-table (argument "
+            "rank_table) or the variable RANK_TABLE_FILE"
         )
     if not present:
         return tuple(range(wanted or 0)), False

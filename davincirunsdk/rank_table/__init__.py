@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from davincirunsdk.rank_table import v0, v1, v2
 from davincirunsdk.rank_table.findings import Finding, Findings, raise_faults, show
 from davincirunsdk.rank_table.table import Json, RankTable, Row, Server, TableNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import msgspec
 
 __all__ = ["Finding", "RankTable", "Row", "Server", "TableNode", "dump", "examine", "inspect", "parse"]
 
@@ -74,8 +74,6 @@ def dump(table: RankTable) -> str:
     Returns:
         JSON text of one line: v2.0 for a v2.0 table, v1.2 for a v1.2 one, v1.0 for all others.
     """
-    import msgspec
-
     shaped = v2.write(table) if table.form == "v2.0" else v1.write(table)
     return msgspec.json.encode(shaped).decode()
 
@@ -114,8 +112,6 @@ def _keys(top: Iterable[str]) -> str:
 
 
 def _decode(text: str | bytes, findings: Findings) -> dict[str, Json] | None:
-    import msgspec  # here: a launcher that finds no table starts without it
-
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if data.startswith(_BOM):
         data = data[len(_BOM) :]

@@ -6,7 +6,9 @@ warning. Rules leave alone what could not be read: that is a fault already.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from ipaddress import ip_address
+from itertools import accumulate
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING
 
@@ -92,25 +94,42 @@ def devices(blocks: list[Block], findings: Findings, *, shared: bool) -> None:
         findings: Takes the faults.
         shared: True where several blocks may be on one server, as pods in v0.1.
     """
-    by_server: dict[str, dict[int, tuple[Block, int]]] = {}
+    by_server: dict[str, list[Block]] = {}
     for block in blocks:
-        seen = by_server.setdefault(block.server_id, {}) if shared and block.server_id else {}
+        by_server.setdefault(block.server_id if shared and block.server_id else block.where, []).append(block)
+    for group in by_server.values():
+        ids = [row.device_id for block in group for row in block.rows]
+        if len(set(ids)) < len(ids):
+            _repeated_devices(group, findings)
+
+
+def _repeated_devices(blocks: list[Block], findings: Findings) -> None:
+    seen: dict[int, str] = {}
+    for block in blocks:
         for index, row in enumerate(block.rows):
-            if row.device_id == UNKNOWN:
-                continue
+            place = block.place(index, "device_id")
             if row.device_id in seen:
-                first = _place(seen[row.device_id], "device_id")
                 findings.fault(
-                    block.place(index, "device_id"),
-                    f'"{row.device_id}" again (first at {first})',
+                    place,
+                    f'"{row.device_id}" again (first at {seen[row.device_id]})',
                     "each device of a server once",
                 )
-            else:
-                seen[row.device_id] = (block, index)
+            elif row.device_id != UNKNOWN:
+                seen[row.device_id] = place
 
 
-def _place(first: tuple[Block, int], name: str) -> str:
-    return first[0].place(first[1], name)
+class _Places:
+    """Paths of rows by their number in all blocks: cheap to keep, and made a path for faults only."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        self._blocks = blocks
+        self._ends = list(accumulate(len(block.rows) for block in blocks))
+
+    def path(self, number: int, name: str) -> str:
+        """JSON path of a field of the n-th row."""
+        at = bisect_right(self._ends, number)
+        block = self._blocks[at]
+        return block.place(number - self._ends[at] + len(block.rows), name)
 
 
 def addresses(blocks: list[Block], findings: Findings, *, needed: bool) -> None:
@@ -121,11 +140,14 @@ def addresses(blocks: list[Block], findings: Findings, *, needed: bool) -> None:
         findings: Takes the faults.
         needed: True where HCCL wants an address for each device: several servers outside one super pod.
     """
-    seen: dict[bytes, tuple[Block, int]] = {}
+    places = _Places(blocks)
+    seen: dict[bytes, int] = {}
     shape: tuple[int, int] | None = None  # family and number of the first device's addresses
     first_place = ""
+    count = -1
     for block in blocks:
         for index, row in enumerate(block.rows):
+            count += 1
             text = row.device_ip
             if not text:
                 if needed:
@@ -153,11 +175,11 @@ def addresses(blocks: list[Block], findings: Findings, *, needed: bool) -> None:
                 if packed in seen:
                     findings.fault(
                         block.place(index, "device_ip"),
-                        f"{show(part)} again (first at {_place(seen[packed], 'device_ip')})",
+                        f"{show(part)} again (first at {places.path(seen[packed], 'device_ip')})",
                         "a different address for each device of the job",
                     )
                 else:
-                    seen[packed] = (block, index)
+                    seen[packed] = count
             else:
                 if shape is None:
                     shape, first_place = (family, len(parts)), block.place(index, "device_ip")
@@ -300,20 +322,23 @@ def _super_pod_servers(value: Json, where: str, findings: Findings) -> Iterator[
 
 def _super_devices(members: dict[str, list[Block]], findings: Findings) -> None:
     for blocks in members.values():
-        seen: dict[str, tuple[Block, int]] = {}
+        places = _Places(blocks)
+        seen: dict[str, int] = {}
+        count = -1
         for block in blocks:
             for index, row in enumerate(block.rows):
+                count += 1
                 sdid = row.extra.get("super_device_id") if row.extra else None
                 if not isinstance(sdid, str):
                     continue
                 if sdid in seen:
                     findings.fault(
                         block.place(index, "super_device_id"),
-                        f"{show(sdid)} again (first at {_place(seen[sdid], 'super_device_id')})",
+                        f"{show(sdid)} again (first at {places.path(seen[sdid], 'super_device_id')})",
                         "a different super_device_id for each device of a super pod",
                     )
                 else:
-                    seen[sdid] = (block, index)
+                    seen[sdid] = count
 
 
 def _together(blocks: list[Block], members: dict[str, list[Block]], findings: Findings) -> None:

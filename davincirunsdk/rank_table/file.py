@@ -30,7 +30,6 @@ from davincirunsdk.rank_table.findings import show
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from davincirunsdk.rank_table.places import Place
     from davincirunsdk.rank_table.table import RankTable
 
 POLL = 2.0
@@ -91,7 +90,7 @@ class _Look:
 
 
 async def wait_for(
-    place: Place, *, patience: Patience, notify: Callable[[str], None] = lambda _: None
+    path: Path, *, patience: Patience, named_by: str = "", notify: Callable[[str], None] = lambda _: None
 ) -> tuple[RankTable, bytes]:
     """Wait until a rank table file is complete, and read it.
 
@@ -99,8 +98,9 @@ async def wait_for(
     file work and parsing is done in a thread of its own. Cancellation ends the waiting at once.
 
     Args:
-        place: The file.
+        path: The file.
         patience: How long to wait.
+        named_by: The option or variable that names the file, for the error.
         notify: Called with a line for people when the waiting begins and every 10 seconds of it.
 
     Returns:
@@ -118,26 +118,26 @@ async def wait_for(
     with ExitStack() as stack:
         # Not waited for: a read that hangs on a dead network file system must not hold up a cancellation.
         stack.callback(pool.shutdown, wait=False)
-        look = await loop.run_in_executor(pool, _look, place.path, None)
+        look = await loop.run_in_executor(pool, _look, path, None)
         if look.state is not _State.READY:
-            watch = await loop.run_in_executor(pool, _watch, place.path)
+            watch = await loop.run_in_executor(pool, _watch, path)
             stack.callback(watch.close)
-            look = await loop.run_in_executor(pool, _look, place.path, None)
+            look = await loop.run_in_executor(pool, _look, path, None)
         while look.state is not _State.READY:
             now = loop.time()
-            _give_up(place, look, patience, waited=now - started, still=now - changed)
+            _give_up(path, named_by, look, patience, waited=now - started, still=now - changed)
             if now >= next_line:
                 spent = f"{now - started:.0f} s of {patience.limit:g} s"
-                notify(f"waiting for rank table {place.path}: {look.words} ({spent})")
+                notify(f"waiting for rank table {path}: {look.words} ({spent})")
                 next_line = now + PROGRESS
             left = started + _limit(look.state, patience) - now
             if await watch.changed(min(POLL, next_line - now, max(left, 0.0) + 0.01)):
                 await asyncio.sleep(SETTLE)
-            earlier, look = look, await loop.run_in_executor(pool, _look, place.path, look)
+            earlier, look = look, await loop.run_in_executor(pool, _look, path, look)
             if look.seen != earlier.seen:
                 changed = loop.time()
-                await loop.run_in_executor(pool, watch.follow, place.path)
-        return await loop.run_in_executor(pool, _parse, look.data, str(place.path)), look.data
+                await loop.run_in_executor(pool, watch.follow, path)
+        return await loop.run_in_executor(pool, _parse, look.data, str(path)), look.data
 
 
 def _parse(data: bytes, path: str) -> RankTable:
@@ -202,15 +202,17 @@ def _limit(state: _State, patience: Patience) -> float:
     return patience.limit
 
 
-def _give_up(place: Place, look: _Look, patience: Patience, *, waited: float, still: float) -> None:
+def _give_up(
+    file: Path, named_by: str, look: _Look, patience: Patience, *, waited: float, still: float
+) -> None:
     """Raise if waiting has no more sense."""
-    path = str(place.path)
+    path = str(file)
     if look.state is _State.BROKEN and max(still, look.age) >= UNCHANGED:
         _parse(look.data, path)
     limit = _limit(look.state, patience)
     if waited < limit:
         return
-    named = f" (named by {place.source})" if place.source else ""
+    named = f" (named by {named_by})" if named_by else ""
     longer = "--rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
     if limit < patience.limit:
         raise RankTableError(

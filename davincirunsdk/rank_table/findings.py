@@ -98,7 +98,11 @@ def show(value: Json | Missing) -> str:
         return "an object" if value else "an empty object"
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
-    text = json.dumps(value, ensure_ascii=False)
+    dumped = json.dumps(value, ensure_ascii=False)
+    # A file must not be able to steer the terminal that the message is shown on.
+    text = "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in dumped[:100])
+    if len(dumped) > 100:
+        return f"{text[:60]}... ({len(dumped)} characters)"
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 

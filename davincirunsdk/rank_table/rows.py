@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from davincirunsdk.rank_table.findings import MISSING, UNKNOWN, digits, number, show
+from davincirunsdk.rank_table.findings import MISSING, UNKNOWN, number, show
 from davincirunsdk.rank_table.table import NO_FIELDS, Json, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from davincirunsdk.rank_table.findings import Findings, Missing
 
 PORT_FIELDS = ("device_port", "host_port", "device_vnic_port", "backup_device_port")
 STRING_FIELDS = frozenset({*PORT_FIELDS, "super_device_id", "backup_device_ip"})
 KNOWN_FIELDS = frozenset({"device_id", "device_ip", "rank_id"})
+
+SMALL: Mapping[Json, int] = {str(number): number for number in range(64)}
+"""Device numbers as they are written, but for the strangest tables."""
 
 UNREADABLE = "\0"
 """Stands for an address that was no text; its fault is noted already."""
@@ -50,7 +53,8 @@ def read_rows(
     where: str,
     findings: Findings,
     *,
-    rank_of: Callable[[int], int] | None = None,
+    numbered: bool = True,
+    rank: int = UNKNOWN,
     pod: str = "",
 ) -> list[Row]:
     """Read the device list of a server or instance.
@@ -59,7 +63,8 @@ def read_rows(
         value: The list as decoded.
         where: JSON path of the list.
         findings: Takes the faults.
-        rank_of: Gives the rank of the n-th device where the form writes none into the row.
+        numbered: True where each row has its `rank_id`.
+        rank: Rank of the rows where they have none.
         pod: Name of the pod that owns the devices.
 
     Returns:
@@ -68,36 +73,38 @@ def read_rows(
     if not isinstance(value, list) or not value:
         findings.fault(where, show(value), "a list of devices, at least one")
         return []
-    rows = []
+    rows: list[Row] = []
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             findings.fault(f"{where}[{index}]", show(item), "an object: one device")
             rows.append(NO_ROW)
             continue
-        raw = item.get("device_id", MISSING)
         # The usual case stands in line: the largest tables have over a hundred thousand rows.
-        if type(raw) is str and digits(raw):
-            device_id = int(raw)
-        else:
+        get = item.get
+        raw = get("device_id", MISSING)
+        device_id = SMALL.get(raw) if type(raw) is str else None
+        if device_id is None:
             device_id = number(raw, f"{where}[{index}].device_id", findings)
-        if rank_of is not None:
-            rank = rank_of(index)
-        else:
-            raw = item.get("rank_id", MISSING)
-            if type(raw) is str and digits(raw):
+        known = 1
+        if numbered:
+            raw = get("rank_id", MISSING)
+            if type(raw) is str and len(raw) < 11 and raw.isascii() and raw.isdigit():
                 rank = int(raw)
             else:
                 rank = number(raw, f"{where}[{index}].rank_id", findings)
-        device_ip = item.get("device_ip")
-        if device_ip is not None and not isinstance(device_ip, str):
-            findings.fault(f"{where}[{index}].device_ip", show(device_ip), "an IP address as a string")
-            device_ip = UNREADABLE
-        extra: Mapping[str, Json] = NO_FIELDS
-        if not item.keys() <= KNOWN_FIELDS:
+            known = 2
+        device_ip = get("device_ip")
+        if device_ip is not None:
+            known += 1
+            if type(device_ip) is not str:
+                findings.fault(f"{where}[{index}].device_ip", show(device_ip), "an IP address as a string")
+                device_ip = UNREADABLE
+        if len(item) == known:
+            rows.append(Row(rank=rank, device_id=device_id, device_ip=device_ip, pod=pod, extra=NO_FIELDS))
+        else:
             extra = _extra(item, findings)
-        rows.append(
-            Row(rank=rank, device_id=device_id, device_ip=device_ip, pod=pod or _pod(extra), extra=extra)
-        )
+            owner = pod or _pod(extra)
+            rows.append(Row(rank=rank, device_id=device_id, device_ip=device_ip, pod=owner, extra=extra))
     return rows
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,9 +19,10 @@ NO_FIELDS: Mapping[str, Json] = MappingProxyType({})
 """Shared by all rows without further fields: a table may have a hundred thousand of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One device and the rank bound to it.
+
+    A struct and no dataclass: these are made by the hundred thousand, in a tenth of the time.
 
     Attributes:
         rank: Rank of the worker on this device.
@@ -33,7 +36,7 @@ class Row:
     device_id: int
     device_ip: str | None = None
     pod: str = ""
-    extra: Mapping[str, Json] = field(default_factory=lambda: NO_FIELDS)
+    extra: Mapping[str, Json] = msgspec.field(default_factory=lambda: NO_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,7 +144,7 @@ def _read_instance(item: dict[str, Json], where: str, findings: Findings, *, lab
         most=64,
     )
     rows = read_rows(
-        item.get("devices", MISSING), f"{where}.devices", findings, rank_of=lambda _: rank, pod=pod
+        item.get("devices", MISSING), f"{where}.devices", findings, numbered=False, rank=rank, pod=pod
     )
     if lab and len(rows) > 1:
         findings.fault(

@@ -1,4 +1,4 @@
-"""Where the rank table is, or should be."""
+"""Where the rank table of this job is, or should be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place:
     """A file to read, and the option or variable that named it, "" for a known place."""
 
     path: Path
-    source: str
+    named_by: str = ""
 
 
 def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path("/")) -> Place | None:
@@ -49,13 +49,13 @@ def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path
         RankTableError: Several tables lie in the operator's folder and nothing says which is ours.
     """
     if given is not None:
-        return Place(path=_in_folder(given), source="--rank-table (rank_table)")
+        return Place(path=_in_folder(given), named_by="--rank-table (rank_table)")
     for name in ("RANK_TABLE_FILE_V_1_0", "RANK_TABLE_FILE", "MINDSPORE_HCCL_CONFIG_PATH"):
         if env.get(name):
-            return Place(path=_in_folder(Path(env[name])), source=name)
+            return Place(path=_in_folder(Path(env[name])), named_by=name)
     for known in KNOWN_PLACES:
         if (root / known).exists():
-            return Place(path=root / known, source="")
+            return Place(path=root / known)
     tables = sorted(root.glob(OPERATOR_PLACES))
     if len(tables) > 1:
         listed = ", ".join(str(path) for path in tables)
@@ -63,7 +63,7 @@ def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path
             f"found several rank tables ({listed}) and nothing that says which is this job's; "
             "expected one: set RANK_TABLE_FILE or give --rank-table"
         )
-    return Place(path=tables[0], source="") if tables else None
+    return Place(path=tables[0]) if tables else None
 
 
 def _in_folder(path: Path) -> Path:
