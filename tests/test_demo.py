@@ -51,12 +51,12 @@ class Workers:
         self._threads = ThreadPoolExecutor(8)
         self._made: list[AllReduce] = []
 
-    def place(self, rank: int, world_size: int) -> Place:
-        return Place(rank=rank, world_size=world_size, master_addr="127.0.0.1", master_port=self._port)
+    def place(self, rank: int, world_size: int, master_addr: str = "127.0.0.1") -> Place:
+        return Place(rank=rank, world_size=world_size, master_addr=master_addr, master_port=self._port)
 
-    def join(self, rank: int, world_size: int) -> Future[AllReduce]:
+    def join(self, rank: int, world_size: int, master_addr: str = "127.0.0.1") -> Future[AllReduce]:
         def connect() -> AllReduce:
-            made = AllReduce(self.place(rank, world_size), timeout=self._timeout)
+            made = AllReduce(self.place(rank, world_size, master_addr), timeout=self._timeout)
             self._made.append(made)
             return made
 
@@ -325,6 +325,15 @@ def test_rank_0_may_be_late(workers: Workers) -> None:
     early = workers.join(1, 2)
     time.sleep(0.2)  # not to wait for anything: rank 0 shall really be later than the first attempts
     members = [workers.join(0, 2).result(timeout=10), early.result(timeout=10)]
+    sums = workers.sums(members, [np.ones(2, np.float32)] * 2)
+    assert [future.result(timeout=5).tolist() for future in sums] == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("master_addr", ["localhost", "192.0.2.1"])
+def test_master_address_may_be_a_name_or_a_service(workers: Workers, master_addr: str) -> None:
+    """Rank 0 listens behind a name, and also if the master address belongs to a service in front of it."""
+    joining = [workers.join(0, 2, master_addr), workers.join(1, 2)]
+    members = [future.result(timeout=15) for future in joining]
     sums = workers.sums(members, [np.ones(2, np.float32)] * 2)
     assert [future.result(timeout=5).tolist() for future in sums] == [[2, 2], [2, 2]]
 

@@ -27,6 +27,7 @@ _HELLO = struct.Struct("!8sII")
 _HELLO_MARK, _WELCOME = b"dvcdemo?", b"dvcdemo!"
 _HELLO_TIMEOUT = 5.0
 _RETRY_INTERVAL = 0.05
+_BACKLOG = 512
 _SIZE = struct.Struct("!Q")
 
 
@@ -151,13 +152,17 @@ def _gather(place: Place, timeout: float, links: dict[int, socket.socket]) -> No
 def _listen(place: Place) -> socket.socket:
     """Listens on the master address; on all addresses if that is not ours (a service's, say)."""
     try:
-        family = socket.getaddrinfo(place.master_addr, place.master_port, type=socket.SOCK_STREAM)[0][0]
-        try:
-            return socket.create_server((place.master_addr, place.master_port), family=family, backlog=512)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            return socket.create_server(("", place.master_port), family=family, backlog=512)
+        families = []
+        for family, _, _, _, address in socket.getaddrinfo(
+            place.master_addr, place.master_port, type=socket.SOCK_STREAM
+        ):
+            families.append(family)
+            try:
+                return socket.create_server(address, family=family, backlog=_BACKLOG)
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+        return socket.create_server(("", place.master_port), family=families[-1], backlog=_BACKLOG)
     except OSError as error:
         raise DemoError(
             f"{place}: cannot listen on {_address(place)} ({_reason(error)}); "
