@@ -31,6 +31,9 @@ _OTHERS = {
 }
 _BOM = b"\xef\xbb\xbf"
 
+PIECE = 65536
+"""Bytes that are decoded in one go."""
+
 
 def parse(text: str | bytes, *, path: str | None = None) -> RankTable:
     """Read a rank table of any form and check it.
@@ -75,7 +78,12 @@ def dump(table: RankTable) -> str:
         JSON text of one line: v2.0 for a v2.0 table, v1.2 for a v1.2 one, v1.0 for all others.
     """
     shaped = v2.write(table) if table.form == "v2.0" else v1.write(table)
-    return msgspec.json.encode(shaped).decode()
+    # The long list goes item by item, for the reason given at `_in_pieces`.
+    pieces = {
+        key: [msgspec.Raw(msgspec.json.encode(item)) for item in value] if isinstance(value, list) else value
+        for key, value in shaped.items()
+    }
+    return msgspec.json.encode(pieces).decode()
 
 
 def examine(text: str | bytes) -> tuple[RankTable | None, Findings]:
@@ -105,6 +113,23 @@ def examine(text: str | bytes) -> tuple[RankTable | None, Findings]:
     return None, findings
 
 
+def _in_pieces(data: bytes | msgspec.Raw) -> Json:
+    """Decode a large text member by member.
+
+    The decoder holds the interpreter's lock until it is done, which for ten megabytes holds up the
+    event loop of the program that we run in, though this is another thread.
+    """
+    view = memoryview(data)
+    opening = bytes(view[:64]).lstrip()[:1] if view.nbytes > PIECE else b""
+    if opening == b"{":
+        members = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return {key: _in_pieces(value) for key, value in members.items()}
+    if opening == b"[":
+        return [_in_pieces(item) for item in msgspec.json.decode(data, type=list[msgspec.Raw])]
+    decoded: Json = msgspec.json.decode(data)
+    return decoded
+
+
 def _keys(top: Iterable[str]) -> str:
     keys = sorted(top)
     listed = ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "")
@@ -117,9 +142,9 @@ def _decode(text: str | bytes, findings: Findings) -> dict[str, Json] | None:
         data = data[len(_BOM) :]
         findings.rewrite = True
     try:
-        top: Json = msgspec.json.decode(data)
+        top = _in_pieces(data)
     except msgspec.DecodeError as error:
-        findings.fault("", f"no valid JSON: {explain(error, data)}", "a JSON object")
+        findings.fault("", f"no valid JSON: {explain(_whole_error(data) or error, data)}", "a JSON object")
         return None
     except RecursionError:
         findings.fault("", "JSON nested a thousand levels deep", "a JSON object")
@@ -128,6 +153,15 @@ def _decode(text: str | bytes, findings: Findings) -> dict[str, Json] | None:
         findings.fault("", show(top), "a JSON object")
         return None
     return top
+
+
+def _whole_error(data: bytes) -> msgspec.DecodeError | None:
+    """Find the error anew in the whole text: one from a piece counts its bytes from the piece's start."""
+    try:
+        msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        return error
+    return None
 
 
 def explain(error: msgspec.DecodeError, data: bytes) -> str:

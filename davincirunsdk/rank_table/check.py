@@ -374,7 +374,7 @@ def order(blocks: list[Block], findings: Findings, *, ring: bool, by_device: boo
         if high - low + 1 != len(block.rows):
             findings.warn(
                 f"{block.where}.{block.key}",
-                f"ranks from {low} to {high} on the {len(block.rows)} devices of server {block.server_id}",
+                f"ranks from {low} to {high} on the {len(block.rows)} devices of server {show(block.server_id)}",
                 "the ranks of a server without a gap",
             )
     ids = [block.server_id for block in ranked]
@@ -382,7 +382,7 @@ def order(blocks: list[Block], findings: Findings, *, ring: bool, by_device: boo
         at = next(i for i in range(1, len(ids)) if ids[i] < ids[i - 1])
         findings.warn(
             ranked[at].where,
-            f"server {ids[at]} ranked after server {ids[at - 1]}",
+            f"server {show(ids[at])} ranked after server {show(ids[at - 1])}",
             "ranks in the text order of server_id, which MindSpore counts on with several servers "
             "(and HCCL in v0.1); the order of the table is kept",
         )
@@ -405,7 +405,7 @@ def _by_device(ranked: list[Block], findings: Findings) -> None:
         if ids != sorted(ids):
             findings.warn(
                 f"{block.where}.{block.key}",
-                f"devices of server {block.server_id} listed as {_some(ids)}",
+                f"devices of server {show(block.server_id)} listed as {_some(ids)}",
                 "increasing device_id, by which HCCL itself would rank them; they are ranked as listed",
             )
 
