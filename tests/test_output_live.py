@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -47,17 +48,8 @@ def test_table_above_the_lines(pty: Pty) -> None:
     rows = pty.screen()
     assert rows[0] == ""
     assert rows[1].rstrip() == "job job-1: RUNNING, 2 workers on this node, logs in /logs"
-    assert rows[3].split() == [
-        "rank",
-        "0",
-        "RUNNING",
-        "4000",
-        "1:02:03",
-        "1.2",
-        "MB",
-        "[bold]step[/bold]",
-        "\u4e2d",
-    ]
+    row = r"rank 0 +RUNNING +4000 +1:02:\d\d +1\.2 MB +\[bold\]step\[/bold\] \u4e2d *"
+    assert re.fullmatch(row, rows[3])
     assert len(rows) <= 23
     assert rows[-1] == "[rank 1] line 49"
     sink.close(TIMEOUT)
@@ -77,7 +69,7 @@ def test_end(pty: Pty) -> None:
     rows = pty.screen()
     assert rows[0] == "... 1501 lines are not shown here; all is in /logs"
     assert rows[1:501] == [*(f"[rank 0] {number}" for number in range(1501, 2000)), "[rank 1] last words"]
-    assert rows[-1].split()[:5] == ["rank", "1", "FAILED", "4001", "1:02:03"]
+    assert rows[-1].split()[:4] == ["rank", "1", "FAILED", "4001"]
 
 
 def test_clock_goes_on(pty: Pty) -> None:
@@ -117,7 +109,8 @@ def test_nothing_is_imported_before_it_is_needed() -> None:
     """A display on a pipe imports neither rich nor anything of notebooks."""
     program = (
         "import sys; from davincirunsdk.output import choose_sink;"
-        "sink = choose_sink(names={0: ''}, snapshot=None, stream=sys.stdout, live=True, output_notebook=True);"
+        "where = dict(stream=sys.stdout, live=True, output_notebook=True);"
+        "sink = choose_sink(names={0: ''}, snapshot=None, **where);"
         "sink.close(1);"
         "print([name for name in sys.modules if name in ('rich', 'IPython', 'asyncio')])"
     )

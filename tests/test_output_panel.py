@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 from output_helpers import Job, worker
@@ -84,7 +85,7 @@ def test_plain_text() -> None:
     text = Panel("key", job.names).plain(
         job.snapshot(), filled((0, "a <b>"), (1, "x"), (0, "b")), [(1, "50%")]
     )
-    assert text.splitlines() == [
+    assert re.sub(r"1:02:\d\d", "1:02:03", text).splitlines() == [
         "job job-1: RUNNING, 2 workers on this node, logs in /logs",
         "        state      pid   time     exit",
         "rank 0  RUNNING    4000  1:02:03",
@@ -136,7 +137,7 @@ def test_tail_is_bounded_in_characters() -> None:
 
 
 def test_shortened_tail_counts_on() -> None:
-    """A shorter copy counts what it leaves out together with what was left out before; notices do not count."""
+    """A shorter copy counts what it leaves out on top of the earlier count; notices do not count."""
     tail = Tail(lines=10, size=1000)
     tail.add(0, "notice", notice=True)
     for number in range(12):
