@@ -49,11 +49,15 @@ class _Background:
     """The background loop, opened with the first use and closed when the main thread has ended."""
 
     def __init__(self) -> None:
+        self._inherited: list[ExitStack] = []
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         """A forked child has neither the thread nor the jobs, and perhaps a lock that nobody frees."""
+        if hasattr(self, "_stack"):
+            # Collecting it would close the parent's portal and wait for its thread.
+            self._inherited.append(self._stack)
         self._lock = threading.Lock()
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()

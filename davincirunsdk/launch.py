@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import socket
 from dataclasses import dataclass
@@ -78,7 +77,8 @@ def prepare(
     _check_command(command, work_dir, {**inherited, **extra})
     _make_folder(log_dir, "log_dir")
     outer = inherited.get(JOB_MARK)
-    mark = f"{outer}/{secrets.token_hex(8)}" if outer else secrets.token_hex(8)
+    own = os.urandom(8).hex()
+    mark = f"{outer}/{own}" if outer else own
     port = _choose_port(cluster, wanted_port)
     cores = len(os.sched_getaffinity(0))
     environments = [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from davincirunsdk.cluster import Wish
 from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
+from davincirunsdk.guardian import guardian
 from davincirunsdk.launch import Launch, prepare
 from davincirunsdk.log_pump import BlockStream, Feed, LineStream, LogHub, LogPump
 from davincirunsdk.records import Event, JobState, RunResult, WorkerFailure, WorkerState
@@ -36,7 +37,7 @@ logger = logging.getLogger("davincirunsdk")
 
 _STREAM_BYTES = 4 << 20
 """What a stream holds for a slow reader."""
-_TAIL_LINES = 50
+_TAIL_LINES = 400
 _DISPLAY_PATIENCE = 2.0
 """Seconds without progress after which a stuck display is given up at the end of a job."""
 
@@ -272,6 +273,13 @@ class FMKManager:
             if worker.running:
                 worker.signal(number)
 
+    def reap_orphans(self) -> None:
+        """Reap dead children that are not ours to await; for the command as pid 1 of a container."""
+        from davincirunsdk.process_tree import reap_orphans
+
+        pids = {worker.pid for worker in self._group.workers} if self._group is not None else set()
+        reap_orphans(but={*pids, guardian.pid()})
+
     @property
     def decided(self) -> bool:
         """True when the outcome is known, though survivors may still run."""
@@ -477,7 +485,7 @@ class FMKManager:
         assert self._cluster is not None
         failures = []
         for worker in group.failed:
-            lines = worker.pump.tail().decode(errors="replace").splitlines()
+            tail = tuple(worker.pump.tail().decode(errors="replace").removesuffix("\n").split("\n")[-_TAIL_LINES:])
             failures.append(
                 WorkerFailure(
                     rank=worker.spec.rank,
@@ -489,9 +497,9 @@ class FMKManager:
                     exit_code=worker.exit_code,
                     ended=worker.ended or time.time(),
                     log_path=worker.spec.log_path,
-                    tail=tuple(lines[-_TAIL_LINES:]),
+                    tail=tail if tail != ("",) else (),
                     reason=explain_exit(worker.exit_code),
-                    hint=hint(lines),
+                    hint=hint(tail),
                     name=worker.spec.name,
                 )
             )

@@ -20,7 +20,7 @@ import psutil
 from davincirunsdk.mark import JOB_MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 _SETTLING = 0.3
 """Seconds for helpers that end by themselves right after their worker, as Python's resource trackers do."""
@@ -230,5 +230,19 @@ def _reap_adopted(processes: Iterable[MarkedProcess]) -> None:
         try:
             if psutil.Process(process.pid).ppid() == os.getpid():
                 os.waitpid(process.pid, os.WNOHANG)
+        except (psutil.Error, OSError):
+            continue
+
+
+def reap_orphans(*, but: Collection[int | None]) -> None:
+    """Reap every dead child of this process except those that somebody awaits.
+
+    Args:
+        but: Pids to leave alone.
+    """
+    for child in psutil.Process().children():
+        try:
+            if child.pid not in but and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
         except (psutil.Error, OSError):
             continue

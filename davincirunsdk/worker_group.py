@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -100,8 +101,10 @@ class WorkerGroup:
         """
         waits = Patience(self.request_stop)
         tasks: list[asyncio.Task[None]] = []
+        guarded = _GuardianWatch()
         try:
             await self._start_all(waits, tasks)
+            guarded.begin()
             if self._spawn_error is None:
                 started()
             await self._supervise(waits, decided)
@@ -117,6 +120,7 @@ class WorkerGroup:
         finally:
             for task in tasks:
                 await waits.until_any(task)
+            guarded.end()
             await waits.wait(in_thread(guardian.release, self._mark))
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -324,3 +328,35 @@ class WorkerGroup:
     def _warn(self, text: str) -> None:
         logger.warning("%s", text)
         self._emit(Event(kind="warning", time=time.time(), detail=text))
+
+
+class _GuardianWatch:
+    """Has the guardian started again when somebody ends it while workers run."""
+
+    def __init__(self) -> None:
+        self._handle: int | None = None
+
+    def begin(self) -> None:
+        pid = guardian.pid()
+        try:
+            self._handle = os.pidfd_open(pid) if pid is not None else None
+        except (AttributeError, OSError):
+            # Kernels before 5.3: the guardian is looked at when the next job starts.
+            return
+        if self._handle is not None:
+            asyncio.get_running_loop().add_reader(self._handle, self._revive)
+
+    def end(self) -> None:
+        if self._handle is not None:
+            asyncio.get_running_loop().remove_reader(self._handle)
+            os.close(self._handle)
+            self._handle = None
+
+    def _revive(self) -> None:
+        self.end()
+        try:
+            guardian.revive()
+        except OSError as error:
+            logger.warning("the guardian was ended and cannot be started again: %s", error)
+        else:
+            self.begin()
