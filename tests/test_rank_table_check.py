@@ -27,7 +27,7 @@ def change(document: Json, path: tuple[str | int, ...], value: object) -> str:
     place: object = document
     for step in path[:-1]:
         assert isinstance(place, (dict, list))
-        place = place[step]  # type: ignore[index,call-overload] # the step fits the container
+        place = place[step]  # type: ignore[index] # the step fits the container
     last = path[-1]
     if value is GONE:
         assert isinstance(place, dict)
@@ -645,12 +645,12 @@ def test_uneven_and_interleaved_servers() -> None:
     servers[1] = {"server_id": "192.0.2.12", "device": [device(1, 0, 2), device(3, 1, 2)]}
     assert warnings(json.dumps(document)) == [
         (
-            'server_list[0].device: found ranks from 0 to 4 on the 3 devices of server "192.0.2.11"; '
+            'server_list[0].device: found ranks from 0 to 4 on 3 devices of server "192.0.2.11"; '
             "expected the "
             "ranks of a server without a gap"
         ),
         (
-            'server_list[1].device: found ranks from 1 to 3 on the 2 devices of server "192.0.2.12"; '
+            'server_list[1].device: found ranks from 1 to 3 on 2 devices of server "192.0.2.12"; '
             "expected the "
             "ranks of a server without a gap"
         ),

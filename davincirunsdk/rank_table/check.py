@@ -374,7 +374,7 @@ def order(blocks: list[Block], findings: Findings, *, ring: bool, by_device: boo
         if high - low + 1 != len(block.rows):
             findings.warn(
                 f"{block.where}.{block.key}",
-                f"ranks from {low} to {high} on the {len(block.rows)} devices of server {show(block.server_id)}",
+                f"ranks from {low} to {high} on {len(block.rows)} devices of server {show(block.server_id)}",
                 "the ranks of a server without a gap",
             )
     ids = [block.server_id for block in ranked]
