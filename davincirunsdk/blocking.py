@@ -50,14 +50,14 @@ class _Background:
 
     def __init__(self) -> None:
         self._inherited: list[ExitStack] = []
+        self._stack = ExitStack()
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         """A forked child has neither the thread nor the jobs, and perhaps a lock that nobody frees."""
-        if hasattr(self, "_stack"):
-            # Collecting it would close the parent's portal and wait for its thread.
-            self._inherited.append(self._stack)
+        # Collecting it would close the parent's portal and wait for its thread.
+        self._inherited.append(self._stack)
         self._lock = threading.Lock()
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
@@ -66,7 +66,9 @@ class _Background:
     def portal(self) -> BlockingPortal:
         with self._lock:
             if self._portal is None:
-                self._portal = self._stack.enter_context(start_blocking_portal("asyncio", name="davincirun-loop"))
+                self._portal = self._stack.enter_context(
+                    start_blocking_portal("asyncio", name="davincirun-loop")
+                )
                 # No atexit handler: those run when no thread can be started any more, which stopping needs.
                 threading.Thread(target=self._close_at_exit, name="davincirun-exit").start()
             return self._portal
@@ -299,7 +301,8 @@ def _end(manager: FMKManager, owner: asyncio.AbstractEventLoop) -> None:
 def _sigterm_ends_waiting() -> Iterator[None]:
     """Turn SIGTERM into an exception, where the program leaves it to its default action."""
     usable = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
     if not usable:
         yield

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -89,26 +90,125 @@ def _ranks(context: click.Context, parameter: click.Parameter, value: str) -> st
     return value
 
 
+def _prefix(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    from davincirunsdk.output import parse_prefix
+
+    try:
+        return parse_prefix(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+    if found is None or int(found[1]) == 0:
+        raise click.BadParameter(f"{value!r} is no size: expected bytes, such as 1000000 or 500M")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()]
+
+
 @click.command(
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["--help"], "max_content_width": 100},
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["--help"],
+        "max_content_width": 100,
+    },
     epilog="Exit code: 0 all succeeded; otherwise that of the worker that failed first, 128+n for signal n; "
     "130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP; 126, 127 command not executable, not found; "
     "2 usage; 3 rank table, platform or folder.",
 )
 @click.version_option(__version__, prog_name="davincirun")
 @click.option("--rank-table", type=click.Path(), metavar="FILE", help="HCCL rank table, any version.")
-@click.option("--rank-table-timeout", type=click.FloatRange(0), metavar="S", help="Seconds to wait for a complete rank table.  [default: 1800]")
-@click.option("--nproc-per-node", type=click.IntRange(1), metavar="N", help="Workers on this node.  [default: one per device]")
-@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Nodes of the job.  [default: from the platform, or 1]")
-@click.option("--node-rank", type=click.IntRange(0), metavar="R", help="Place of this node.  [default: from the platform, or 0]")
-@click.option("--master-addr", metavar="A", help="Host or address of node 0.  [default: from the platform, or 127.0.0.1]")
-@click.option("--master-port", type=click.IntRange(1, 65535), metavar="P", help="Port for the rendezvous.  [default: from the platform, or a free one]")
+@click.option(
+    "--rank-table-timeout",
+    type=click.FloatRange(0),
+    metavar="S",
+    help="Seconds to wait for a complete rank table.  [default: 1800]",
+)
+@click.option(
+    "--nproc-per-node",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Workers on this node.  [default: one per device]",
+)
+@click.option(
+    "--nnodes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Nodes of the job.  [default: from the platform, or 1]",
+)
+@click.option(
+    "--node-rank",
+    type=click.IntRange(0),
+    metavar="R",
+    help="Place of this node.  [default: from the platform, or 0]",
+)
+@click.option(
+    "--master-addr",
+    metavar="A",
+    help="Host or address of node 0.  [default: from the platform, or 127.0.0.1]",
+)
+@click.option(
+    "--master-port",
+    type=click.IntRange(1, 65535),
+    metavar="P",
+    help="Port for the rendezvous.  [default: from the platform, or a free one]",
+)
 @click.option("-m", "--module", is_flag=True, help="COMMAND is a Python module.")
-@click.option("--work-dir", default=".", type=click.Path(), metavar="DIR", help="Folder the workers run in.  [default: .]")
-@click.option("--log-dir", type=click.Path(), metavar="DIR", help="Folder of the log files.  [default: the platform's, or ./log]")
-@click.option("--echo", default="all", callback=_ranks, metavar="RANKS", help="Ranks shown here: all, none, 0, or 0,2-3.  [default: all]")
-@click.option("--grace-period", default=15.0, type=click.FloatRange(0), metavar="S", help="Seconds from SIGTERM to SIGKILL.  [default: 15]")
-@click.option("--framework", default="auto", type=click.Choice(["auto", "mindspore", "torch", "none"]), help="Which variables a worker gets; only mindspore starts MindSpore's scheduler.  [default: auto]")
+@click.option(
+    "--work-dir",
+    default=".",
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder the workers run in.  [default: .]",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder of the log files.  [default: the platform's, or ./log]",
+)
+@click.option(
+    "--echo",
+    default="all",
+    callback=_ranks,
+    metavar="RANKS",
+    help="Ranks shown here: all, none, 0, or 0,2-3.  [default: all]",
+)
+@click.option(
+    "--prefix",
+    default="rank",
+    callback=_prefix,
+    metavar="PARTS",
+    help="What stands before each line: rank, time, host, in your order.  [default: rank]",
+)
+@click.option(
+    "--color",
+    default="auto",
+    type=click.Choice(["auto", "always", "never"]),
+    help="Colour per rank; auto: on a terminal, unless NO_COLOR is set.  [default: auto]",
+)
+@click.option("--live", is_flag=True, help="Show a table of the workers on a terminal, below it the lines.")
+@click.option(
+    "--log-limit",
+    callback=_bytes,
+    metavar="BYTES",
+    help="Keep head and tail of a longer log file; such as 500M.  [default: no limit]",
+)
+@click.option(
+    "--grace-period",
+    default=15.0,
+    type=click.FloatRange(0),
+    metavar="S",
+    help="Seconds from SIGTERM to SIGKILL.  [default: 15]",
+)
+@click.option(
+    "--framework",
+    default="auto",
+    type=click.Choice(["auto", "mindspore", "torch", "none"]),
+    help="Which variables a worker gets; only mindspore starts MindSpore's scheduler.  [default: auto]",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but errors and the failure report.")
 @click.option("--verbose", is_flag=True, help="Say more: pids, log files, every end.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
@@ -124,6 +224,10 @@ def _command(
     work_dir: str,
     log_dir: str | None,
     echo: str,
+    prefix: tuple[str, ...],
+    color: str,
+    live: bool,
+    log_limit: int | None,
     grace_period: float,
     framework: str,
     quiet: bool,
@@ -155,9 +259,13 @@ def _command(
             master_addr=master_addr,
             master_port=master_port,
             echo=echo,
+            log_limit=log_limit,
+            display={"prefix": prefix, "colour": color, "live": live},
             notify=None if quiet else words.say,
         )
-        return asyncio.run(_Run(manager, words, quiet=quiet, verbose=verbose, grace_period=grace_period).run())
+        return asyncio.run(
+            _Run(manager, words, quiet=quiet, verbose=verbose, grace_period=grace_period).run()
+        )
     except (RankTableError, PlatformError) as error:
         words.say(f"error: {error}")
         return _PLATFORM
@@ -190,7 +298,9 @@ def _complete(command: tuple[str, ...], module: bool, work_dir: Path) -> tuple[s
 class _Run:
     """One run of the command: the job, the signals that come meanwhile, the exit code."""
 
-    def __init__(self, manager: FMKManager, words: _Words, *, quiet: bool, verbose: bool, grace_period: float) -> None:
+    def __init__(
+        self, manager: FMKManager, words: _Words, *, quiet: bool, verbose: bool, grace_period: float
+    ) -> None:
         self._manager = manager
         self._words = words
         self._quiet = quiet
@@ -228,7 +338,8 @@ class _Run:
             return self._failed(error)
         states = [worker.state for worker in self._manager.workers]
         killed = states.count(WorkerState.KILLED)
-        self._say(f"stopped by {self._signals[0].name}: {len(states) - killed} workers ended in time, {killed} killed")
+        ended = f"{len(states) - killed} workers ended in time, {killed} killed"
+        self._say(f"stopped by {self._signals[0].name}: {ended}")
         return 128 + self._signals[0]
 
     def _say(self, text: str) -> None:
@@ -237,20 +348,26 @@ class _Run:
 
     def _say_started(self) -> None:
         workers = self._manager.workers
-        ranks = f"rank {workers[0].rank}" if len(workers) == 1 else f"ranks {workers[0].rank}-{workers[-1].rank}"
+        ranks = (
+            f"rank {workers[0].rank}" if len(workers) == 1 else f"ranks {workers[0].rank}-{workers[-1].rank}"
+        )
         pattern = workers[0].log_path
         if len(workers) > 1:
             pattern = pattern.with_name(f"{self._manager.job_id}-proc-rank-*.txt")
         self._say(f"{len(workers)} workers, {ranks}; logs: {pattern}")
         if self._verbose:
             for worker in (*workers, *self._manager.auxiliaries):
-                self._say(f"{worker.name}: pid {worker.pid}, device {worker.device_id}, log {worker.log_path}")
+                self._say(
+                    f"{worker.name}: pid {worker.pid}, device {worker.device_id}, log {worker.log_path}"
+                )
 
     def _say_ended(self, result: RunResult) -> None:
         if result.state is JobState.SUCCEEDED:
             self._say(f"all {len(result.workers)} workers succeeded in {result.ended - result.started:.1f} s")
         if result.lost_log_bytes:
-            self._words.say(f"warning: {result.lost_log_bytes} bytes of output could not be written to log files")
+            self._words.say(
+                f"warning: {result.lost_log_bytes} bytes of output could not be written to log files"
+            )
 
     @contextmanager
     def _signal_handlers(self) -> Iterator[None]:
@@ -269,7 +386,9 @@ class _Run:
     def _on_stop_signal(self, number: signal.Signals) -> None:
         self._signals.append(number)
         if len(self._signals) == 1:
-            self._say(f"{number.name}: stopping, workers have {self._grace_period:g} s; once more kills at once")
+            self._say(
+                f"{number.name}: stopping, workers have {self._grace_period:g} s; once more kills at once"
+            )
             assert self._task is not None
             self._task.cancel()
         else:

@@ -17,7 +17,7 @@ FRAMEWORKS = ("auto", "mindspore", "torch", "none")
 
 _STALE = re.compile(
     r"""
-      OMPI_.* | PMI_.* | PMIX_.*              # MindSpore overwrites RANK_ID from mpirun's names when it is imported
+      OMPI_.* | PMI_.* | PMIX_.*  # MindSpore, when imported, overwrites RANK_ID from mpirun's names
     | TORCHELASTIC_.* | GROUP_WORLD_SIZE | ROLE_.*
     | RANK | LOCAL_RANK | WORLD_SIZE | LOCAL_WORLD_SIZE | GROUP_RANK
     | MS_ROLE | MS_NODE_ID | MS_WORKER_NUM | MS_SERVER_NUM | MS_SCHED_HOST | MS_SCHED_PORT
@@ -28,7 +28,15 @@ _STALE = re.compile(
 )
 """Names that an outer launcher or a pod left behind and that mean something else for a worker."""
 
-_CHIEF = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE", "CM_WORKER_SIZE", "CM_WORKER_IP", "CM_LOCAL_WORKER", "CM_RANK")
+_CHIEF = (
+    "CM_CHIEF_IP",
+    "CM_CHIEF_PORT",
+    "CM_CHIEF_DEVICE",
+    "CM_WORKER_SIZE",
+    "CM_WORKER_IP",
+    "CM_LOCAL_WORKER",
+    "CM_RANK",
+)
 """TensorFlow's start without a rank table; it must not stand beside one."""
 
 
@@ -184,8 +192,13 @@ def _diagnosis(given: Mapping[str, str], log: str, rank: int) -> dict[str, str]:
     if diag in {"accuracy", "profile"}:
         return {"MS_DIAGNOSTIC_DATA_PATH": f"{log}/mindspore/diagnostic_data"}
     if run == "performance":
-        return {**glog, "ASCEND_GLOBAL_LOG_LEVEL": "3", "ASCEND_GLOBAL_EVENT_LEVEL": "0",
-                "ASCEND_GLOBAL_EVENT_ENABLE": "0", "GLOG_v": "3"}
+        return {
+            **glog,
+            "ASCEND_GLOBAL_LOG_LEVEL": "3",
+            "ASCEND_GLOBAL_EVENT_LEVEL": "0",
+            "ASCEND_GLOBAL_EVENT_ENABLE": "0",
+            "GLOG_v": "3",
+        }
     if run == "normal":
         return {**glog, "GLOG_v": "1"}
     return {}

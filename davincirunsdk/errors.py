@@ -25,7 +25,12 @@ class DistributedRuntimeError(DavinciRunError, RuntimeError):
     """
 
     def __init__(
-        self, report: str, *, failures: tuple[WorkerFailure, ...], exit_code: int, result: RunResult | None = None
+        self,
+        report: str,
+        *,
+        failures: tuple[WorkerFailure, ...],
+        exit_code: int,
+        result: RunResult | None = None,
     ) -> None:
         super().__init__(report)
         self.failures = failures

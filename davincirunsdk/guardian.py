@@ -18,9 +18,12 @@ from pathlib import Path
 
 from davincirunsdk.mark import JOB_MARK
 
-_PROGRAM = (
-    "import sys; sys.path[:0] = sys.argv[1:3]; from davincirunsdk.guardian_main import main; main(int(sys.argv[3]))"
-)
+_PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from davincirunsdk.guardian_main import main
+main(int(sys.argv[3]))
+"""
 
 
 class Guardian:
@@ -121,7 +124,7 @@ class Guardian:
             pass
 
     def _forget(self) -> None:
-        """In a forked child the guardian is the parent's, so is its pipe, and a thread that held the lock is gone."""
+        """In a forked child the guardian is the parent's, and whoever held the lock is not there."""
         if self._pipe >= 0:
             os.close(self._pipe)
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from davincirunsdk.cluster import WorkerSpec
 from davincirunsdk.environment import folders_of, scheduler_environment, worker_environment
 from davincirunsdk.errors import PlatformError, WorkerSpawnError
 from davincirunsdk.log_file import LogFile, open_log_files
+from davincirunsdk.log_limit import LimitedLogFile
 from davincirunsdk.mark import JOB_MARK
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Launch:
         mark: What marks every process of the job.
         specs: Processes in the order of their start, auxiliary ones first.
         files: Their log files, open.
+        events: The file for the job's events, open.
         log_dir: Folder of the log files.
     """
 
@@ -38,6 +40,7 @@ class Launch:
     mark: str
     specs: tuple[WorkerSpec, ...]
     files: tuple[LogFile, ...]
+    events: LogFile
     log_dir: Path
 
 
@@ -51,6 +54,7 @@ def prepare(
     inherited: Mapping[str, str],
     extra: Mapping[str, str],
     wanted_port: int | None,
+    log_limit: int | None,
     on_trouble: Callable[[str], None],
 ) -> Launch:
     """Make folders, choose a port, build environments, open log files; blocking, for a thread.
@@ -64,6 +68,7 @@ def prepare(
         inherited: The launcher's environment.
         extra: Variables that the user gave for this job.
         wanted_port: The port that the user asked for, None when any will do.
+        log_limit: Bytes that a log file may have, None for any number.
         on_trouble: Takes a sentence when a log file loses bytes.
 
     Returns:
@@ -102,8 +107,16 @@ def prepare(
     with_scheduler = framework == "mindspore" and cluster.rank_table is None and cluster.node_rank == 0
     if with_scheduler:
         endings.insert(0, "-scheduler.txt")
+
+    def open_file(path: Path) -> LogFile:
+        if log_limit is None or path.suffix != ".txt":
+            return LogFile(path, on_trouble)
+        return LimitedLogFile(path, on_trouble, log_limit)
+
     try:
-        job_id, files = open_log_files(log_dir, cluster.job_id.replace(os.sep, "_"), endings, on_trouble)
+        job_id, (events, *files) = open_log_files(
+            log_dir, cluster.job_id.replace(os.sep, "_"), ["-events.jsonl", *endings], open_file
+        )
     except OSError as error:
         raise PlatformError(
             f"log_dir {log_dir}: a log file cannot be opened: {error.strerror}: {error.filename}; "
@@ -135,7 +148,9 @@ def prepare(
             auxiliary=True,
         )
         specs.insert(0, scheduler)
-    return Launch(job_id=job_id, mark=mark, specs=tuple(specs), files=tuple(files), log_dir=log_dir)
+    return Launch(
+        job_id=job_id, mark=mark, specs=tuple(specs), files=tuple(files), events=events, log_dir=log_dir
+    )
 
 
 def _make_folder(folder: Path, name: str) -> None:
@@ -161,7 +176,7 @@ def _make_log_folders(environment: dict[str, str]) -> None:
 def _check_command(command: tuple[str, ...], work_dir: Path, environment: Mapping[str, str]) -> None:
     word = command[0]
     if os.sep in word:
-        found = work_dir / word
+        found: Path | None = work_dir / word
         where = f"looked for {found}"
     else:
         on_path = shutil.which(word, path=environment.get("PATH", os.defpath))
@@ -180,7 +195,8 @@ def _check_command(command: tuple[str, ...], work_dir: Path, environment: Mappin
         raise WorkerSpawnError(f"command {word!r} is a folder: {found}; name a program", errno=errno.EACCES)
     if not os.access(found, os.X_OK):
         raise WorkerSpawnError(
-            f"command {word!r} is not executable: {found}; run `chmod +x` on it or put its interpreter in front",
+            f"command {word!r} is not executable: {found}; "
+            "run `chmod +x` on it, or put its interpreter in front",
             errno=errno.EACCES,
         )
 

@@ -9,11 +9,11 @@ import os
 import stat
 from contextlib import ExitStack
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 logger = logging.getLogger("davincirunsdk")
 
@@ -114,7 +114,7 @@ def _keep_earlier(path: Path) -> None:
 
 
 def open_log_files(
-    log_dir: Path, job_id: str, endings: Sequence[str], on_trouble: Callable[[str], None]
+    log_dir: Path, job_id: str, endings: Sequence[str], open_file: Callable[[Path], LogFile]
 ) -> tuple[str, list[LogFile]]:
     """Open the log files of one job's local workers, all or none.
 
@@ -123,7 +123,7 @@ def open_log_files(
         job_id: First part of each name; where a running job has these files open, `job_id-2`,
             `job_id-3` and so on are tried.
         endings: The rest of each name.
-        on_trouble: As in `LogFile`.
+        open_file: Opens one of them.
 
     Returns:
         The job id that was taken, and the files in the order of `endings`.
@@ -137,7 +137,7 @@ def open_log_files(
             files = []
             try:
                 for ending in endings:
-                    file = LogFile(log_dir / f"{name}{ending}", on_trouble)
+                    file = open_file(log_dir / f"{name}{ending}")
                     opened.callback(file.close)
                     files.append(file)
             except BlockingIOError:

@@ -134,7 +134,9 @@ class BlockStream(Feed[LogBlock]):
         follows_gap: True when bytes of its rank are missing before the block taken last.
     """
 
-    def __init__(self, ranks: frozenset[int] | None, bound: int, on_close: Callable[[BlockStream], None]) -> None:
+    def __init__(
+        self, ranks: frozenset[int] | None, bound: int, on_close: Callable[[BlockStream], None]
+    ) -> None:
         super().__init__()
         self.dropped = 0
         self._ranks = ranks

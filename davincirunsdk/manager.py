@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from davincirunsdk.cluster import Wish
 from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
+from davincirunsdk.event_log import EventLog
 from davincirunsdk.guardian import guardian
 from davincirunsdk.launch import Launch, prepare
 from davincirunsdk.log_pump import BlockStream, Feed, LineStream, LogHub, LogPump
@@ -24,13 +25,13 @@ from davincirunsdk.waiting import Patience, in_thread, resolve
 from davincirunsdk.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.output import Sink, Snapshot
-    from davincirunsdk.records import LogBlock, WorkerStatus
+    from davincirunsdk.records import WorkerStatus
     from davincirunsdk.worker import Worker
 
 logger = logging.getLogger("davincirunsdk")
@@ -40,6 +41,8 @@ _STREAM_BYTES = 4 << 20
 _TAIL_LINES = 400
 _DISPLAY_PATIENCE = 2.0
 """Seconds without progress after which a stuck display is given up at the end of a job."""
+_EVENTS_PATIENCE = 2.0
+"""Seconds that the last events may take on a stuck disk."""
 
 
 class FMKManager:
@@ -71,6 +74,8 @@ class FMKManager:
         fail_fast: Stop the other workers when one fails. Without it `wait` raises at the first
             failure and the others go on until `stop`.
         echo: Ranks to show on standard output: `all`, `none`, or such as `0,2-3`; None shows none.
+        log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
+            out between; None for any number.
         display: Further arguments for the display; the command line's.
         notify: Takes progress lines while the job is not started yet, such as what is waited for.
 
@@ -99,6 +104,7 @@ class FMKManager:
         rank_table_timeout: float | None = None,
         fail_fast: bool = True,
         echo: str | None = None,
+        log_limit: int | None = None,
         display: Mapping[str, Any] | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> None:
@@ -127,6 +133,7 @@ class FMKManager:
         self._framework = framework
         self._fail_fast = fail_fast
         self._echo = echo
+        self._log_limit = _at_least("log_limit", log_limit, 1)
         self._display = dict(display or {})
         self._notify = notify or log_notice
         if echo is not None:
@@ -146,6 +153,7 @@ class FMKManager:
         self._events: list[Event] = []
         self._event_feeds: list[Feed[Event]] = []
         self._events_lock = threading.Lock()
+        self._event_log: EventLog | None = None
         self._began = time.time()
         self._process = os.getpid()
 
@@ -245,7 +253,7 @@ class FMKManager:
             return JobState.FAILED
         if self._group is None:
             return JobState.PENDING
-        return JobState.STOPPING if self._group.stopping else JobState.RUNNING
+        return JobState.STOPPING if self._group.is_stopping() else JobState.RUNNING
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
@@ -361,6 +369,7 @@ class FMKManager:
                     inherited=inherited,
                     extra=self._extra,
                     wanted_port=self._wish.master_port,
+                    log_limit=self._log_limit,
                     on_trouble=self._on_trouble,
                 )
             )
@@ -375,9 +384,10 @@ class FMKManager:
         except BaseException:
             for pump in pumps:
                 pump.discard()
-            for file in launch.files:
+            for file in (*launch.files, launch.events):
                 file.close()
             raise
+        self._event_log = EventLog(launch.events, launch.job_id, cluster.node.name)
         self._group = WorkerGroup(
             launch.specs,
             pumps,
@@ -421,9 +431,12 @@ class FMKManager:
         group = self._group
         assert group is not None
         waits = Patience(self._request_stop)
+        assert self._event_log is not None
+        events_written = self._event_log.start()
         try:
             await group.run(
-                started=lambda: resolve(started, None), decided=lambda: self._judge(launch, group, at_end=False)
+                started=lambda: resolve(started, None),
+                decided=lambda: self._judge(launch, group, at_end=False),
             )
         except WorkerSpawnError as error:
             self._error = error
@@ -431,12 +444,21 @@ class FMKManager:
             self._judge(launch, group, at_end=True)
             if self._sink is not None:
                 await waits.wait(in_thread(self._sink.close, _DISPLAY_PATIENCE))
+            self._event_log.close()
+            await self._within(waits, events_written, _EVENTS_PATIENCE)
             self._hub.close()
             with self._events_lock:
                 for feed in self._event_feeds:
                     feed.close()
             self._tell_decided()
         waits.settle()
+
+    @staticmethod
+    async def _within(waits: Patience, future: asyncio.Future[None], timeout: float) -> None:
+        limit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(timeout, resolve, limit, None)
+        await waits.until_any(future, limit)
+        timer.cancel()
 
     def _judge(self, launch: Launch, group: WorkerGroup, *, at_end: bool) -> None:
         """Turn what the workers did into a result or an error, once; at the end with the last figures."""
@@ -469,10 +491,15 @@ class FMKManager:
                 nnodes=len(self._cluster.nodes),
                 log_dir=launch.log_dir,
             )
-            self._error = DistributedRuntimeError(report, failures=failures, exit_code=exit_code, result=result)
+            self._error = DistributedRuntimeError(
+                report, failures=failures, exit_code=exit_code, result=result
+            )
         if at_end:
             self._result = result
-            self._emit(Event(kind="finished", time=result.ended, exit_code=exit_code, detail=state.value))
+            cause = f": {failures[0].name}, {failures[0].reason}" if failures else ""
+            self._emit(
+                Event(kind="finished", time=result.ended, exit_code=exit_code, detail=f"{state}{cause}")
+            )
         else:
             self._result = result if not group.failed else None
             self._tell_decided()
@@ -485,7 +512,9 @@ class FMKManager:
         assert self._cluster is not None
         failures = []
         for worker in group.failed:
-            tail = tuple(worker.pump.tail().decode(errors="replace").removesuffix("\n").split("\n")[-_TAIL_LINES:])
+            tail = tuple(
+                worker.pump.tail().decode(errors="replace").removesuffix("\n").split("\n")[-_TAIL_LINES:]
+            )
             failures.append(
                 WorkerFailure(
                     rank=worker.spec.rank,
@@ -520,9 +549,13 @@ class FMKManager:
     async def _in_own_loop(self, function: Callable[[], Any]) -> None:
         owner = self._loop
         if owner is None or self._task is None:
-            raise RuntimeError("this FMKManager was not started: use `async with` or start_distributed_train()")
+            raise RuntimeError(
+                "this FMKManager was not started: use `async with` or start_distributed_train()"
+            )
         if self._process != os.getpid():
-            raise RuntimeError(f"this FMKManager belongs to process {self._process}, from which this one was forked")
+            raise RuntimeError(
+                f"this FMKManager belongs to process {self._process}, from which this one was forked"
+            )
         if self._task.done():
             return
         if asyncio.get_running_loop() is owner:
@@ -539,6 +572,8 @@ class FMKManager:
             self._events.append(event)
             for feed in self._event_feeds:
                 feed.offer(event)
+        if self._event_log is not None:
+            self._event_log.put(event)
 
     def _on_trouble(self, text: str) -> None:
         logger.warning("%s", text)
@@ -571,9 +606,12 @@ def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
         import shlex
 
         text = command if isinstance(command, str) else os.fsdecode(command)
-        raise TypeError(f"command is one string: {text!r}; expected a list of words, write {shlex.split(text)!r}")
+        raise TypeError(
+            f"command is one string: {text!r}; expected a list of words, write {shlex.split(text)!r}"
+        )
     words = []
-    for word in command:
+    given: Sequence[object] = command
+    for word in given:
         if not isinstance(word, (str, os.PathLike)):
             raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
         words.append(os.fspath(word))
@@ -609,7 +647,7 @@ def parse_ranks(text: str) -> frozenset[int] | None:
     return frozenset(ranks)
 
 
-def _at_least(name: str, value: int | None, least: int, most: float = math.inf) -> int | None:
+def _at_least(name: str, value: object, least: int, most: float = math.inf) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):

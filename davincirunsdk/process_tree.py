@@ -123,7 +123,9 @@ class ProcessTree:
                     ours[child.pid] = child
                     queue.append(child)
 
-    def terminate(self, *, but_groups: Iterable[int] = (), sessions: Mapping[int, float] | None = None) -> None:
+    def terminate(
+        self, *, but_groups: Iterable[int] = (), sessions: Mapping[int, float] | None = None
+    ) -> None:
         """Send SIGTERM once to every process outside the given groups.
 
         Args:
@@ -140,8 +142,8 @@ class ProcessTree:
     ) -> tuple[MarkedProcess, ...]:
         """End whatever of the job is still there; blocking, for a thread.
 
-        After a moment for those that are ending: SIGTERM to each process once, SIGKILL after the deadline, again and again until a look
-        finds nothing: a process may fork while it is being ended.
+        After a moment for those that are ending: SIGTERM to each process once, SIGKILL after the
+        deadline, again and again until a look finds nothing: a process may fork while it is ended.
 
         Args:
             deadline: Gives the monotonic second of SIGKILL; asked again at every look, for

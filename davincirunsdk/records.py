@@ -15,7 +15,7 @@ class _Word(str, Enum):
     """A state that compares equal to its own name and prints as it."""
 
     def __str__(self) -> str:
-        return self.value
+        return str.__str__(self)
 
 
 class JobState(_Word):

@@ -102,11 +102,12 @@ class Worker:
         output = self.pump.start()
         try:
             try:
-                self._process, self._handle = await waits.wait(in_thread(_spawn, self.spec, self.pump.source))
+                process, handle = await waits.wait(in_thread(_spawn, self.spec, self.pump.source))
             except OSError as error:
                 resolve_error(started, _spawn_error(self.spec, error))
             else:
-                self.pid = self._process.pid
+                self._process, self._handle = process, handle
+                self.pid = process.pid
                 self.started = time.time()
                 self.running = True
                 self.state = WorkerState.RUNNING

@@ -80,9 +80,8 @@ class WorkerGroup:
         self._change: asyncio.Future[None] | None = None
         self._spawn_error: WorkerSpawnError | None = None
 
-    @property
-    def stopping(self) -> bool:
-        """True from the first SIGTERM on."""
+    def is_stopping(self) -> bool:
+        """Tell whether SIGTERM has been sent to the workers."""
         return self._deadline < math.inf
 
     async def run(self, *, started: Callable[[], None], decided: Callable[[], None]) -> None:
@@ -145,10 +144,12 @@ class WorkerGroup:
         try:
             await waits.wait(in_thread(guardian.watch, self._mark))
         except OSError as error:
-            self._spawn_error = WorkerSpawnError(f"the guardian cannot be started: {error}", errno=error.errno)
+            self._spawn_error = WorkerSpawnError(
+                f"the guardian cannot be started: {error}", errno=error.errno
+            )
             self._begin_stop(now=False, reason=str(self._spawn_error))
         for worker in self.workers:
-            if self.stopping:
+            if self.is_stopping():
                 # No start after a stop.
                 worker.pump.discard()
                 continue
@@ -166,13 +167,13 @@ class WorkerGroup:
 
     async def _supervise(self, waits: Patience, decided: Callable[[], None]) -> None:
         """Wait until all workers have ended or a stop began."""
-        while not self.stopping and any(not worker.spec.auxiliary for worker in self._running()):
+        while not self.is_stopping() and any(not worker.spec.auxiliary for worker in self._running()):
             if self.failed:
                 decided()
             await self._next_change(waits, math.inf)
-        if not self.stopping and not self.failed:
+        if not self.is_stopping() and not self.failed:
             limit = time.monotonic() + _SCHEDULER_GRACE
-            while self._running() and not self.stopping and time.monotonic() < limit:
+            while self._running() and not self.is_stopping() and time.monotonic() < limit:
                 await self._next_change(waits, limit)
 
     async def _stop(self, waits: Patience) -> None:
@@ -185,7 +186,9 @@ class WorkerGroup:
             await self._next_change(waits, self._deadline)
         for worker in self._running():
             worker.kill()
-            self._note("killing", worker, detail=f"SIGKILL after the grace period of {self._grace_period:g} s")
+            self._note(
+                "killing", worker, detail=f"SIGKILL after the grace period of {self._grace_period:g} s"
+            )
         limit = time.monotonic() + _UNKILLABLE_AFTER
         while self._running() and time.monotonic() < limit:
             await self._next_change(waits, limit)
@@ -198,13 +201,13 @@ class WorkerGroup:
 
     async def _sweep(self, waits: Patience, decided: Callable[[], None]) -> None:
         """End what outlived the workers."""
-        if not self.fail_fast and not self.stopping:
+        if not self.fail_fast and not self.is_stopping():
             # The caller wants survivors kept: say how it ended and wait until they are not wanted.
             decided()
             if await waits.wait(in_thread(self._survivors)):
-                while not self.stopping:
+                while not self.is_stopping():
                     await self._next_change(waits, math.inf)
-        if not self.stopping:
+        if not self.is_stopping():
             self._deadline = time.monotonic() + self._grace_period
         sessions = self._sessions()
         found = await waits.wait(in_thread(self._end_strays, sessions))
@@ -250,7 +253,9 @@ class WorkerGroup:
         """Wait for the last output, but not for a stranger that holds a pipe or a disk that is stuck."""
         seen: dict[Worker, int] = {}
         quiet_since = time.monotonic()
-        while pending := [worker for worker in self.workers if worker.pid is not None and not worker.pump_ended]:
+        while pending := [
+            worker for worker in self.workers if worker.pid is not None and not worker.pump_ended
+        ]:
             sizes = {worker: worker.pump.file.size + worker.pump.file.lost for worker in pending}
             now = time.monotonic()
             if sizes != seen:
@@ -259,7 +264,9 @@ class WorkerGroup:
                 if now - quiet_since >= (_DISK_PATIENCE if worker.pump.writing else _DRAIN_SILENCE):
                     if worker.pump.writing:
                         worker.abandon_output()
-                        self._warn(f"the disk of {worker.spec.log_path} is stuck: the end of its output is lost")
+                        self._warn(
+                            f"the disk of {worker.spec.log_path} is stuck: the end of its output is lost"
+                        )
                     else:
                         worker.pump.give_up()
             await self._next_change(waits, now + _DRAIN_SILENCE / 2)
@@ -285,7 +292,7 @@ class WorkerGroup:
 
     def _begin_stop(self, *, now: bool, reason: str) -> None:
         limit = time.monotonic() + (0.0 if now else self._grace_period)
-        if not self.stopping:
+        if not self.is_stopping():
             self._deadline = limit
             for worker in self._running():
                 worker.terminate()

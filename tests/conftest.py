@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _PACKAGE = str(Path(__file__).parents[1] / "davincirunsdk") + os.sep
 _TEST_MARK = "DAVINCIRUN_TEST"
-_BLOCKING_EVENTS = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.listdir", "os.scandir", "subprocess.Popen", "shutil.rmtree", "socket.getaddrinfo"})  # fmt: skip
+_BLOCKING_EVENTS = frozenset(
+    "open os.mkdir os.rename os.remove os.listdir os.scandir shutil.rmtree subprocess.Popen"
+    " socket.getaddrinfo time.sleep".split()
+)
 
 
 class _BlockDetector:

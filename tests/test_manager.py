@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from davincirunsdk import DistributedRuntimeError, FMKManager, JobState, WorkerSpawnError, WorkerState
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PY = sys.executable
 SLEEPER = [PY, "-c", "print('ready', flush=True); import time; time.sleep(600)"]
@@ -89,7 +92,11 @@ async def test_cancelling_wait_does_not_stop_the_job() -> None:
 
 async def test_stop_now_does_not_wait_for_the_grace_period() -> None:
     """`stop(now=True)` ends workers that are deaf to SIGTERM."""
-    deaf = [PY, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"]
+    deaf = [
+        PY,
+        "-c",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)",
+    ]
     async with FMKManager(deaf, nproc_per_node=2, grace_period=600) as manager:
         await until_ready(manager, 2)
         await manager.stop(now=True)
@@ -109,7 +116,8 @@ async def test_a_worker_that_cannot_be_started_ends_those_before_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("command", "kind"), [("python train.py", TypeError), ([], ValueError), ([1], TypeError), ([""], ValueError)]
+    ("command", "kind"),
+    [("python train.py", TypeError), ([], ValueError), ([1], TypeError), ([""], ValueError)],
 )
 def test_a_command_without_sense_is_refused_at_once(command: object, kind: type[Exception]) -> None:
     """A bare string, an empty list and a word that is no word are told apart from a command."""

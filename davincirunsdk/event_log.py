@@ -1,0 +1,69 @@
+"""The events file: one JSON object a line, readable while the job runs."""
+
+from __future__ import annotations
+
+import json
+import queue
+from typing import TYPE_CHECKING
+
+from davincirunsdk.records import signal_name
+from davincirunsdk.waiting import in_thread
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from davincirunsdk.log_file import LogFile
+    from davincirunsdk.records import Event
+
+SCHEMA = 1
+"""Version of the lines' shape: a field may be added under the same number, none changes or goes.
+
+`v` this number; `time` wall-clock seconds; `kind` as in `Event`; `job`, `node` names; and where they
+have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code` (negative for a signal),
+`signal`, `detail`.
+"""
+
+
+class EventLog:
+    """Writes events in a thread of its own, each as soon as it has happened.
+
+    Args:
+        file: The open file.
+        job_id: Name of the job.
+        node: Name of this node.
+    """
+
+    def __init__(self, file: LogFile, job_id: str, node: str) -> None:
+        self._file = file
+        self._names = {"job": job_id, "node": node}
+        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+
+    def start(self) -> asyncio.Future[None]:
+        """Begin to write.
+
+        Returns:
+            A future that is done when the file is closed.
+        """
+        return in_thread(self._write)
+
+    def put(self, event: Event) -> None:
+        """Add an event; from any thread, never blocks."""
+        self._queue.put(event)
+
+    def close(self) -> None:
+        """Close the file after the events added so far."""
+        self._queue.put(None)
+
+    def _write(self) -> None:
+        while (event := self._queue.get()) is not None:
+            line: dict[str, object] = {"v": SCHEMA, "time": event.time, "kind": event.kind, **self._names}
+            about = {
+                "rank": event.rank,
+                "pid": event.pid,
+                "exit_code": event.exit_code,
+                "signal": signal_name(event.exit_code),
+                "detail": event.detail or None,
+            }
+            line |= {name: value for name, value in about.items() if value is not None}
+            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._file.close()
