@@ -56,10 +56,22 @@ def test_bound_is_in_bytes_of_memory() -> None:
 
 
 def test_block_larger_than_the_bound() -> None:
-    """A block that cannot fit is left out and counted, the unfinished line in it too."""
+    """Of a block that cannot fit the newest lines stay; the others are counted."""
     backlog = Backlog(1000)
-    backlog.put(block(0, b"x\n" * 1000 + b"rest"))
-    assert take_all(backlog) == [Gap(0, 1000, 2004, torn=True)]
+    backlog.put(block(0, b"".join(b"%04d\n" % number for number in range(1000))))
+    gap, kept = take_all(backlog)
+    assert isinstance(gap, Gap)
+    assert isinstance(kept, LogBlock)
+    assert 100 < len(kept.data) <= 1000
+    assert kept.data.endswith(b"0998\n0999\n")
+    assert gap == Gap(0, 1000 - len(kept.data) // 5, 5000 - len(kept.data), torn=False)
+
+
+def test_line_larger_than_the_bound() -> None:
+    """A line that cannot fit is left out and counted, with what it tears."""
+    backlog = Backlog(1000)
+    backlog.put(block(0, b"x\n" + b"rest" * 1000))
+    assert take_all(backlog) == [Gap(0, 1, 4002, torn=True)]
 
 
 def test_take_waits() -> None:

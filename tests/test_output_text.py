@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from davincirunsdk.output.backlog import Gap
 from davincirunsdk.output.text import (
     LINE_LIMIT,
     RankText,
@@ -157,9 +158,12 @@ def test_nested_bars() -> None:
 
 
 def test_skip() -> None:
-    """After output that is missing, the rest of the torn line is not shown as a line."""
+    """Lines that missing output has torn are not shown, and each of them is counted once."""
     text, _ = feed(b"begin")
-    assert text.skip(torn=True) == len(b"begin")
+    assert text.skip(Gap(0, 2, 50, torn=True)) == Gap(0, 3, 50 + len(b"begin"), torn=True)
+    assert text.feed(b"in the middle of the torn line") == []
+    assert text.skip(Gap(0, 1, 30, torn=False)).lines == 0
+    assert text.skip(Gap(0, 0, 30, torn=True)).lines == 1
     assert text.feed(b"rest of a line\nwhole\n") == ["whole"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Gap:
 
     Attributes:
         rank: Whose output.
-        lines: Line ends in it.
+        lines: Lines that end in it.
         size: Bytes of it.
         torn: It ended in the middle of a line.
     """
@@ -128,12 +128,21 @@ class Backlog:
         queue = max(self._queues.values(), key=lambda each: each.size)
         queue.gap_place, block = queue.blocks.popleft()
         self._grow(queue, -_cost(block))
+        gone = block.data
+        if not queue.blocks:
+            # The newest lines are what a reader wants most, so of a rank's only block some stay.
+            least = max(self._size + _cost(block) - self._bound, len(gone) // 2)
+            if cut := gone.find(b"\n", least) + 1:
+                gone, rest = gone[:cut], replace(block, data=gone[cut:])
+                if rest.data:
+                    queue.blocks.append((queue.gap_place, rest))
+                    self._grow(queue, _cost(rest))
         before = queue.left_out or Gap(block.rank, 0, 0, torn=False)
         queue.left_out = Gap(
             block.rank,
-            before.lines + block.data.count(b"\n"),
-            before.size + len(block.data),
-            torn=not block.data.endswith(b"\n"),
+            before.lines + gone.count(b"\n"),
+            before.size + len(gone),
+            torn=not gone.endswith(b"\n"),
         )
 
     def _pop(self, limit: int) -> list[LogBlock | Gap]:

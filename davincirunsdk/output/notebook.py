@@ -155,7 +155,7 @@ class NotebookSink(ThreadedSink):
         if not isinstance(item, Gap):
             self._add(item.rank, text.feed(item.data))
             return
-        gap = Gap(item.rank, item.lines, item.size + text.skip(torn=item.torn), item.torn)
+        gap = text.skip(item)
         self._tail.leave_out(gap.lines, gap.size)
         self._tail.add(gap.rank, gap_notice(gap, log_path_of(gap.rank, self.snapshot())), notice=True)
 

@@ -290,8 +290,7 @@ class TerminalSink(ThreadedSink):
             pieces.append(self.outlet.encode("".join(f"{prefix}{line}\n" for line in lines)))
 
     def _render_gap(self, gap: Gap, pieces: list[bytes | memoryview]) -> None:
-        lost = self._text(gap.rank).skip(torn=gap.torn)
-        gap = Gap(gap.rank, gap.lines, gap.size + lost, gap.torn)
+        gap = self._text(gap.rank).skip(gap)
         notice = gap_notice(gap, log_path_of(gap.rank, self.snapshot()))
         self._render_lines(gap.rank, [notice], time.time(), pieces)
 

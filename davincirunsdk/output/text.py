@@ -7,6 +7,8 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
+from davincirunsdk.output.backlog import Gap
+
 LINE_LIMIT = 1 << 16
 """Bytes of a line that are shown; of a longer one the rest is left out, and the line says so."""
 
@@ -158,19 +160,19 @@ class RankText:
         """The unfinished line is no bar."""
         return not (self._returned or self._nested)
 
-    def skip(self, *, torn: bool) -> int:
+    def skip(self, gap: Gap) -> Gap:
         """Let output be missing here.
 
-        Args:
-            torn: What is missing ended within a line, so that the rest of that line is of no use.
+        The lines that the gap tears at its two ends are of no use any more.
 
         Returns:
-            Bytes of an unfinished line that are left out with it.
+            The gap with those lines in it.
         """
-        lost = len(self._pending) + self._beyond
+        size = gap.size + len(self._pending) + self._beyond
+        lines = gap.lines + gap.torn - self._skipping
         self._pending, self._beyond, self._returned = b"", 0, False
-        self._skipping = torn
-        return lost
+        self._skipping = gap.torn
+        return Gap(gap.rank, lines, size, gap.torn)
 
     def feed(self, data: bytes) -> list[str]:
         """Take output and return the lines that ended in it, cleaned."""
