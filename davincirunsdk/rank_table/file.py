@@ -77,14 +77,10 @@ class _State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What one look at the file saw.
-
-    `seen` changes when the file does; `age` is how long it has stood as it is, in seconds.
-    """
+    """What one look at the file saw; `age` is how long it has stood as it is, in seconds."""
 
     state: _State
     words: str
-    seen: tuple[int, ...] = ()
     age: float = 0.0
     data: bytes = b""
 
@@ -118,11 +114,11 @@ async def wait_for(
     with ExitStack() as stack:
         # Not waited for: a read that hangs on a dead network file system must not hold up a cancellation.
         stack.callback(pool.shutdown, wait=False)
-        look = await loop.run_in_executor(pool, _look, path, None)
+        look = await loop.run_in_executor(pool, _look, path)
         if look.state is not _State.READY:
-            watch = await loop.run_in_executor(pool, _watch, path)
+            watch = await loop.run_in_executor(pool, _watch)
             stack.callback(watch.close)
-            look = await loop.run_in_executor(pool, _look, path, None)
+            look = await loop.run_in_executor(pool, _look_again, path, watch)
         while look.state is not _State.READY:
             now = loop.time()
             _give_up(path, named_by, look, patience, waited=now - started, still=now - changed)
@@ -133,10 +129,9 @@ async def wait_for(
             left = started + _limit(look.state, patience) - now
             if await watch.changed(min(POLL, next_line - now, max(left, 0.0) + 0.01)):
                 await asyncio.sleep(SETTLE)
-            earlier, look = look, await loop.run_in_executor(pool, _look, path, look)
-            if look.seen != earlier.seen:
+            earlier, look = look, await loop.run_in_executor(pool, _look_again, path, watch)
+            if look.data != earlier.data:
                 changed = loop.time()
-                await loop.run_in_executor(pool, watch.follow, path)
         return await loop.run_in_executor(pool, _parse, look.data, str(path)), look.data
 
 
@@ -144,14 +139,11 @@ def _parse(data: bytes, path: str) -> RankTable:
     return parse(data, path=path)
 
 
-def _look(path: Path, last: _Look | None) -> _Look:
+def _look(path: Path) -> _Look:
     try:
         info = path.stat()
-        seen = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
         if stat.S_ISDIR(info.st_mode):
             raise RankTableError(f"rank table {path}: found a folder; expected a file", path=str(path))
-        if last is not None and last.seen == seen:
-            return last
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if path.parent.is_dir():
@@ -166,7 +158,15 @@ def _look(path: Path, last: _Look | None) -> _Look:
         # A network file system that is away for a moment.
         return _Look(state=_State.WAITING, words=f"it cannot be read ({error.strerror})")
     state, words = _judge(data)
-    return _Look(state=state, words=words, seen=seen, age=time.time() - info.st_mtime, data=data)
+    return _Look(state=state, words=words, age=time.time() - info.st_mtime, data=data)
+
+
+def _look_again(path: Path, watch: _Changes) -> _Look:
+    # Watched before it is looked at: a change in between is then a report, not a loss. A folder may
+    # appear just before it is watched, hence the repetition.
+    while watch.follow(path):
+        pass
+    return _look(path)
 
 
 def _judge(data: bytes) -> tuple[_State, str]:
@@ -232,7 +232,7 @@ class _Changes(Protocol):
     """Tells of changes around a file; used by `wait_for` alone."""
 
     async def changed(self, seconds: float) -> bool: ...
-    def follow(self, path: Path) -> None: ...
+    def follow(self, path: Path) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -243,8 +243,9 @@ class _NoReports:
         await asyncio.sleep(seconds)
         return False
 
-    def follow(self, path: Path) -> None:
+    def follow(self, path: Path) -> bool:
         del path
+        return False
 
     def close(self) -> None: ...
 
@@ -256,22 +257,26 @@ class _Inotify:
     (its writer works there), and while the folder is missing, the nearest one that exists.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
         from asyncinotify import Inotify, Mask
 
         self._mask = (
             Mask.CREATE | Mask.MODIFY | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.ATTRIB | Mask.DELETE_SELF
         )
         self._inotify = Inotify()
-        self.follow(path)
+        self._followed: set[int] = set()
 
-    def follow(self, path: Path) -> None:
-        """Watch the folders that count now; a folder watched already is no second watch."""
+    def follow(self, path: Path) -> bool:
+        """Watch the folders that count now; tell whether one of them was not watched yet."""
+        new = False
         for folder in {_nearest(path.parent), _nearest(Path(os.path.realpath(path)).parent)}:
             try:
-                self._inotify.add_watch(folder, self._mask)
+                number = self._inotify.add_watch(folder, self._mask).wd
             except OSError:  # gone again, or no watches left: the poll goes on
                 continue
+            new = new or number not in self._followed
+            self._followed.add(number)
+        return new
 
     async def changed(self, seconds: float) -> bool:
         try:
@@ -284,11 +289,11 @@ class _Inotify:
         self._inotify.close()
 
 
-def _watch(path: Path) -> _Changes:
+def _watch() -> _Changes:
     # In the thread: the import takes longer than the loop may be held up.
     try:
         import_module("asyncinotify")
-        return _Inotify(path)
+        return _Inotify()
     except (ImportError, OSError, NotImplementedError):
         return _NoReports()
 
