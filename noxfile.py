@@ -1,0 +1,108 @@
+"""Sessions for development; without arguments, those that need nothing but pip and Python."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests", "lint", "typing", "cli", "demo"]
+
+PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+SOURCES = ("davincirunsdk", "tests", "benchmarks", "noxfile.py")
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Run the test suite: the same command as in README."""
+    session.install(".[dev]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format."""
+    session.install("ruff>=0.6")
+    session.run("ruff", "check", *SOURCES)
+    session.run("ruff", "format", "--check", *SOURCES)
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Check types, tests included, and that the public names are fully typed."""
+    session.install("-e", ".[dev]", "pyright")
+    session.run("mypy")
+    session.run("pyright", "--verifytypes", "davincirunsdk", "--ignoreexternal")
+
+
+@nox.session
+def cli(session: nox.Session) -> None:
+    """Build the wheel, install it alone, and run its commands as a user would."""
+    session.install("build")
+    out = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(out, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(out), silent=True)
+    session.install("--force-reinstall", *map(str, out.glob("*.whl")))
+    session.install("pytest", "pytest-asyncio", "pytest-timeout")
+    session.run("python", "-m", "pytest", "tests/test_installed_cli.py", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train for real with README's first command."""
+    session.install(".[demo]")
+    session.chdir(session.create_tmp())
+    session.run("davincirun", "--nproc-per-node", "4", "-m", "davincirunsdk.demo")
+
+
+@nox.session(python=["3.11"])
+@nox.parametrize("framework", ["torch", "mindspore"])
+def frameworks(session: nox.Session, framework: str) -> None:
+    """Train on torch with gloo, and on MindSpore with its dynamic cluster; both on CPU."""
+    session.install(f".[{framework}]", "pytest", "pytest-asyncio", "pytest-timeout")
+    session.run("python", "-m", "pytest", "-m", framework, "tests/test_frameworks.py", *session.posargs)
+
+
+@nox.session(python=["3.11"])
+@nox.parametrize("ipykernel", ["6.29.5", "7"])
+def notebook(session: nox.Session, ipykernel: str) -> None:
+    """Run jobs in real notebook kernels, of the current major version and the one before."""
+    session.install(
+        ".[dev,notebook-tests]",
+        f"ipykernel=={ipykernel}.*" if ipykernel == "7" else f"ipykernel=={ipykernel}",
+    )
+    session.run("python", "-m", "pytest", "-m", "notebook", *session.posargs)
+
+
+@nox.session(python=["3.11"])
+def ray(session: nox.Session) -> None:
+    """Run jobs over a Ray cluster of four nodes on this machine."""
+    session.install(".[dev,ray,torch]")
+    session.run("python", "-m", "pytest", "-m", "ray", "tests/multinode", *session.posargs)
+
+
+@nox.session(python=["3.11"])
+def slurm(session: nox.Session) -> None:
+    """Run jobs over a Slurm cluster on this machine; needs Debian's slurm-wlm and root."""
+    session.install(".[dev,torch]")
+    session.run("python", "-m", "pytest", "-m", "slurm", "tests/multinode", *session.posargs)
+
+
+@nox.session(python=["3.11"])
+def netns(session: nox.Session) -> None:
+    """Run jobs over two network namespaces as two hosts; needs root."""
+    session.install(".[dev,torch]")
+    session.run("python", "-m", "pytest", "-m", "netns", "tests/multinode", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure against peers; see benchmarks/README.md for how to give them."""
+    session.install(".[dev]")
+    session.run("python", "benchmarks/launchers.py", *session.posargs)
+    session.run("python", "benchmarks/logs.py")
+    session.run("python", "benchmarks/rank_tables.py")
