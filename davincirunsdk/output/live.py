@@ -13,6 +13,7 @@ from rich.text import Text
 
 from davincirunsdk.output.table import UNFINISHED, headline, table_rows
 from davincirunsdk.output.terminal import TerminalSink, fit_row
+from davincirunsdk.records import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,9 @@ class LiveSink(TerminalSink):
         if wait > 0:
             return wait
         snapshot = self.snapshot()
+        if snapshot.state is JobState.PENDING:
+            # The launcher still says where everything goes.
+            return _REDRAW
         self._draw_view(snapshot)
         return _REFRESH if snapshot.state in UNFINISHED else None
 
@@ -122,7 +126,11 @@ class LiveSink(TerminalSink):
             highlight=False,
         )
         table = Table(
-            title=Text(headline(snapshot)), title_justify="left", title_style="bold", box=None, pad_edge=False
+            title=Text(headline(snapshot), no_wrap=True, overflow="ellipsis"),
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            pad_edge=False,
         )
         cells = [_cells(row) for row in shown]
         for number, name in enumerate(_COLUMNS):

@@ -142,7 +142,7 @@ class NotebookSink(ThreadedSink):
 
     def finish(self) -> None:
         """Show last lines without end, the last state of progress bars, and how the job ended."""
-        for rank, text in self._texts.items():
+        for rank, text in sorted(self._texts.items()):
             self._add(rank, text.finish(cleared=True))
         with self._place_lock:
             self._finished = True

@@ -226,7 +226,7 @@ class TerminalSink(ThreadedSink):
     def render_last(self) -> list[bytes | memoryview]:
         """Return last lines without end and the last state of progress bars."""
         pieces: list[bytes | memoryview] = []
-        for rank, text in self._texts.items():
+        for rank, text in sorted(self._texts.items()):
             self._render_lines(rank, text.finish(cleared=not self.outlet.redraws), time.time(), pieces)
         return pieces
 
