@@ -1,0 +1,57 @@
+"""README's examples run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text.strip().split("\n")[0][:40])
+@pytest.mark.parametrize("failing", [False, True], ids=["good", "failing"])
+def test_python_examples_run(example: str, failing: bool, job_folder: Path) -> None:
+    """Every Python example runs as printed, and shows a failure as a failure."""
+    (job_folder / "train.py").write_text(
+        "import os\nprint('step 1 of rank', os.environ['RANK'])\n" + ("raise SystemExit(4)\n" * failing)
+    )
+    (job_folder / "example.py").write_text(example)
+    done = subprocess.run(
+        [sys.executable, "example.py"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=job_folder,
+        check=False,
+    )
+    if "FastAPI" in example or "Starlette" in example:
+        assert done.returncode == 0, done.stderr
+        return
+    said = done.stdout + done.stderr
+    if failing:
+        assert "is the root cause, exit code 4" in said
+        assert "Traceback" not in done.stderr or "DistributedRuntimeError" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert (job_folder / "log").is_dir()
+
+
+def test_the_documented_commands_exist() -> None:
+    """Every option that README names is an option of the command."""
+    said = subprocess.run(
+        [sys.executable, "-m", "davincirunsdk", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    ).stdout
+    for option in set(re.findall(r"davincirun(?: [^\n]*?)?(--[a-z-]+)", README)) | set(
+        re.findall(r"`(--[a-z-]+)", README)
+    ):
+        if option not in {"--epochs", "--fail"}:
+            assert option in said, option
