@@ -80,9 +80,9 @@ def _clean(marks: set[str]) -> None:
     from davincirunsdk.process_tree import ProcessTree
 
     deadline = time.monotonic() + _GRACE
-    trees = [ProcessTree(mark) for mark in sorted(marks)]
+    tree = ProcessTree(*marks)
+    tree.terminate()
     clean = 0
     while clean < _CLEAN_LOOKS:
-        found = [process for tree in trees for process in tree.end(lambda: deadline)]
-        clean = 0 if found else clean + 1
+        clean = 0 if tree.end(lambda: deadline) else clean + 1
         time.sleep(0.1)

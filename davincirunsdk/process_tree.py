@@ -3,7 +3,8 @@
 The mark is an environment variable. The kernel keeps the environment of a process as it was at
 its exec, so a descendant is found after `setsid`, after a double fork and after the death of all
 its ancestors. Two kinds carry no mark and are found beside it: processes in the session of a
-worker, and children of a marked process that were started with another environment.
+worker or of any marked process, and children of a marked process that were started with another
+environment. What was found once stays known when it loses the parent it was found by.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _SETTLING = 0.3
 """Seconds for helpers that end by themselves right after their worker, as Python's resource trackers do."""
 
+_ROUNDS = 5
+"""Rounds of a look at most: on a busy machine there are always new processes."""
+
 _UNKILLABLE_AFTER = 10.0
 """Seconds after SIGKILL until a process counts as stuck in the kernel and is given up."""
 
@@ -39,19 +43,30 @@ class MarkedProcess(NamedTuple):
     created: float
     parent: int
     group: int
+    session: int
     command: str
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """What no later process has in common with it."""
+        return self.pid, self.created
 
 
 class ProcessTree:
-    """Every process of one job.
+    """Every process of one job, or of several that are ended together.
+
+    It remembers what it has found and what it has asked to end, so one is used for the whole of a
+    job, from one thread at a time.
 
     Args:
-        mark: The job's mark, as in the workers' environment.
+        marks: The jobs' marks, as in the workers' environment.
     """
 
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
+    def __init__(self, *marks: str) -> None:
+        self._marks = marks
         self._sessions: dict[int, float] = {}
+        self._known: set[tuple[int, float]] = set()
+        self._asked: set[tuple[int, float]] = set()
 
     def find(self, sessions: Mapping[int, float] | None = None) -> list[MarkedProcess]:
         """List the job's living processes.
@@ -68,40 +83,52 @@ class ProcessTree:
             self._sessions.update(sessions)
         alive: dict[int, MarkedProcess] = {}
         ours: dict[int, MarkedProcess] = {}
-        me = os.getpid()
-        for pid in psutil.pids():
-            try:
-                process = psutil.Process(pid)
-                with process.oneshot():
-                    if pid == me:
-                        continue
-                    seen = MarkedProcess(
-                        pid=pid,
-                        created=process.create_time(),
-                        parent=process.ppid(),
-                        group=os.getpgid(pid),
-                        command=process.name(),
-                    )
-                    if process.status() == psutil.STATUS_ZOMBIE:
-                        self._reap_orphan(seen)
-                        continue
-                alive[pid] = seen
-                if self._is_marked(process) or self._is_in_session(seen):
-                    ours[pid] = seen
-            except (psutil.Error, OSError):
-                continue
-        self._add_children(ours, alive, me)
+        listed = {os.getpid()}
+        for _ in range(_ROUNDS):
+            # One that was listed may fork and end before it is looked at: its child came meanwhile.
+            new = set(psutil.pids()) - listed
+            if not new:
+                break
+            listed |= new
+            for pid in new:
+                self._look_at(pid, alive, ours)
+        self._add_sessions(ours, alive)
+        self._add_children(ours, alive)
+        self._known.update(process.key for process in ours.values())
         return list(ours.values())
+
+    def _look_at(
+        self, pid: int, alive: dict[int, MarkedProcess], ours: dict[int, MarkedProcess]
+    ) -> None:
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                seen = MarkedProcess(
+                    pid=pid,
+                    created=process.create_time(),
+                    parent=process.ppid(),
+                    group=os.getpgid(pid),
+                    session=os.getsid(pid),
+                    command=process.name(),
+                )
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    self._reap_orphan(seen)
+                    return
+        except (psutil.Error, OSError):
+            return
+        alive[pid] = seen
+        if seen.key in self._known or self._is_in_session(seen) or self._is_marked(process):
+            ours[pid] = seen
 
     def _is_marked(self, process: psutil.Process) -> bool:
         try:
             value = process.environ().get(JOB_MARK, "")
         except (psutil.Error, OSError):
             return False
-        return value == self.mark or value.startswith(self.mark + "/")
+        return any(value == mark or value.startswith(mark + "/") for mark in self._marks)
 
     def _is_in_session(self, process: MarkedProcess) -> bool:
-        ended = self._sessions.get(os.getsid(process.pid))
+        ended = self._sessions.get(process.session)
         return ended is not None and process.created < ended
 
     def _reap_orphan(self, zombie: MarkedProcess) -> None:
@@ -110,7 +137,13 @@ class ProcessTree:
             os.waitpid(zombie.pid, os.WNOHANG)
 
     @staticmethod
-    def _add_children(ours: dict[int, MarkedProcess], alive: Mapping[int, MarkedProcess], me: int) -> None:
+    def _add_sessions(ours: dict[int, MarkedProcess], alive: Mapping[int, MarkedProcess]) -> None:
+        """A session can be left but not joined: whoever is in one descends from its leader."""
+        led = {process.pid for process in ours.values() if process.session == process.pid}
+        ours.update({pid: process for pid, process in alive.items() if process.session in led})
+
+    @staticmethod
+    def _add_children(ours: dict[int, MarkedProcess], alive: Mapping[int, MarkedProcess]) -> None:
         children: dict[int, list[MarkedProcess]] = {}
         for process in alive.values():
             children.setdefault(process.parent, []).append(process)
@@ -119,31 +152,43 @@ class ProcessTree:
             parent = queue.pop()
             for child in children.get(parent.pid, ()):
                 # A pid may have been reused between two reads: a child is never older.
-                if child.pid not in ours and child.pid != me and child.created >= parent.created:
+                if child.pid not in ours and child.created >= parent.created:
                     ours[child.pid] = child
                     queue.append(child)
 
     def terminate(
-        self, *, but_groups: Iterable[int] = (), sessions: Mapping[int, float] | None = None
+        self, *, told_groups: Iterable[int] = (), sessions: Mapping[int, float] | None = None
     ) -> None:
-        """Send SIGTERM once to every process outside the given groups.
+        """Ask every process to end, once.
 
         Args:
-            but_groups: Process groups that were signalled already.
+            told_groups: Process groups that were signalled already; their members are not asked
+                again, here or by `end`: a second SIGTERM may cut short what the first one began.
             sessions: As in `find`.
         """
-        spared = frozenset(but_groups)
+        told = frozenset(told_groups)
         for process in self.find(sessions):
-            if process.group not in spared:
-                _end_gently(process)
+            if process.group in told:
+                self._asked.add(process.key)
+            else:
+                self._ask(process)
+
+    def _ask(self, process: MarkedProcess) -> None:
+        if process.key in self._asked:
+            return
+        self._asked.add(process.key)
+        _send(process, signal.SIGTERM)
+        # A stopped process takes no SIGTERM before it is continued.
+        _send(process, signal.SIGCONT)
 
     def end(
         self, deadline: Callable[[], float], *, sessions: Mapping[int, float] | None = None
     ) -> tuple[MarkedProcess, ...]:
         """End whatever of the job is still there; blocking, for a thread.
 
-        After a moment for those that are ending: SIGTERM to each process once, SIGKILL after the
-        deadline, again and again until a look finds nothing: a process may fork while it is ended.
+        After a moment for those that are ending: SIGTERM to each process that was not asked yet,
+        SIGKILL after the deadline, again and again until a look finds nothing: a process may fork
+        while it is ended.
 
         Args:
             deadline: Gives the monotonic second of SIGKILL; asked again at every look, for
@@ -164,19 +209,13 @@ class ProcessTree:
             for process in living:
                 if now >= limit:
                     _send(process, signal.SIGKILL)
-                elif (process.pid, process.created) not in found:
-                    _end_gently(process)
-                found[process.pid, process.created] = process
+                else:
+                    self._ask(process)
+                found[process.key] = process
             # After SIGKILL look again soon: a child forked in the last moment raises no event.
             _wait_for_exit(living, 0.2 if now >= limit else min(0.5, limit - now))
             _reap_adopted(living)
         return tuple(found.values())
-
-
-def _end_gently(process: MarkedProcess) -> None:
-    _send(process, signal.SIGTERM)
-    # A stopped process takes no SIGTERM before it is continued.
-    _send(process, signal.SIGCONT)
 
 
 def _send(process: MarkedProcess, number: int) -> None:

@@ -63,6 +63,7 @@ class Worker:
         pid: None before the start.
         exit_code: As in `subprocess`; None while it runs, and when nobody could learn it.
         running: True from the start to the end.
+        told: True once its process group was asked to end.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Worker:
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.running = False
+        self.told = False
         self.started: float | None = None
         self.ended: float | None = None
         self.state = WorkerState.PENDING
@@ -165,14 +167,21 @@ class Worker:
         assert self.pid is not None
         return (os.P_PID, self.pid) if self._handle is None else (os.P_PIDFD, self._handle)
 
-    def signal(self, number: int) -> None:
-        """Signal the process group; nothing happens when the process has been reaped."""
+    def signal(self, number: int) -> bool:
+        """Signal the process group.
+
+        Returns:
+            False when that cannot be: the process has been reaped, and the group's number may be
+            another's.
+        """
         if self.pid is None or not self._is_ours():
-            return
+            return False
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError) as error:
             logger.debug("signal %d to group %d: %s", number, self.pid, error)
+            return False
+        return True
 
     def _is_ours(self) -> bool:
         """Tell whether the number is still this process's: a host program may have reaped it."""
@@ -193,7 +202,7 @@ class Worker:
 
     def terminate_rest(self) -> None:
         """Ask what it leaves in its group to end; from `on_exit`, while the group's number is taken."""
-        self.signal(signal.SIGTERM)
+        self.told = self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:

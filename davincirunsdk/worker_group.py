@@ -77,6 +77,7 @@ class WorkerGroup:
         self._mark = mark
         self._emit = emit
         self._deadline = math.inf
+        self._known_tree: ProcessTree | None = None
         self._change: asyncio.Future[None] | None = None
         self._spawn_error: WorkerSpawnError | None = None
 
@@ -178,9 +179,10 @@ class WorkerGroup:
 
     async def _stop(self, waits: Patience) -> None:
         """See a stop through: the grace period, then SIGKILL."""
-        if not self._running():
+        if self._running():
+            self._begin_stop(now=False, reason="the workers have ended")
+        if not self.is_stopping():
             return
-        self._begin_stop(now=False, reason="the workers have ended")
         strays = in_thread(self._terminate_strays)
         while self._running() and time.monotonic() < self._deadline:
             await self._next_change(waits, self._deadline)
@@ -195,9 +197,9 @@ class WorkerGroup:
         await waits.wait(strays)
 
     def _terminate_strays(self) -> None:
-        """Ask those descendants to end that have left their worker's process group."""
-        groups = [worker.pid for worker in self.workers if worker.pid is not None]
-        self._tree().terminate(but_groups=groups, sessions=self._sessions())
+        """Ask those descendants to end that no signal to a process group has reached."""
+        told = [worker.pid for worker in self.workers if worker.told and worker.pid is not None]
+        self._tree().terminate(told_groups=told, sessions=self._sessions())
 
     async def _sweep(self, waits: Patience, decided: Callable[[], None]) -> None:
         """End what outlived the workers."""
@@ -240,7 +242,9 @@ class WorkerGroup:
         # psutil is loaded when there is something to look for, not while workers wait for their start.
         from davincirunsdk.process_tree import ProcessTree
 
-        return ProcessTree(self._mark)
+        if self._known_tree is None:
+            self._known_tree = ProcessTree(self._mark)
+        return self._known_tree
 
     def _sessions(self) -> dict[int, float]:
         return {
