@@ -27,7 +27,9 @@ def address(wish: Wish, env: Mapping[str, str], site: Site, nnodes: int) -> str 
     wanted = wish.master_addr or env.get("MASTER_ADDR")
     if wanted:
         return wanted
-    return LOOPBACK if nnodes == 1 else site.master_addr
+    if nnodes == 1:
+        return LOOPBACK
+    return site.reach(site.master_addr) if site.master_addr else None
 
 
 def port(

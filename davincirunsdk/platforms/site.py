@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.errors import PlatformError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 FIRST_PORT = 20000
@@ -31,6 +31,7 @@ class Site:
         writes_table: True where the platform writes a rank table while the job starts, so that a
             missing one is worth waiting for.
         hint: What to tell the user whose table never comes.
+        reach: Finds an address for a host's name that need not be known to the resolver; may block.
     """
 
     hosts: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Site:
     log_dir: Path | None = None
     writes_table: bool = False
     hint: str = ""
+    reach: Callable[[str], str] = field(default=str, compare=False)
 
 
 class Platform(Protocol):

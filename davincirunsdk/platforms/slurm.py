@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError
@@ -16,6 +18,10 @@ NAME = "slurm"
 MOST_NODES = 1_000_000
 """Nodes that one list may stand for; a larger range is a mistake that would only fill the memory."""
 
+SCONTROL_TIMEOUT = 10.0
+"""Seconds for one answer of scontrol; the controller of a large cluster may be busy."""
+
+_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -48,7 +54,40 @@ def site(env: Mapping[str, str]) -> Site:
         master_addr=hosts[0] if hosts else None,
         # The step's number as well: two steps of one job may share a node.
         master_port=shared_port(f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"),
+        reach=address_of,
     )
+
+
+def address_of(node: str) -> str:
+    """Find where a node is reached; blocks.
+
+    Slurm's names of nodes are those of slurm.conf, which need not be host names: clusters in a cloud
+    and several slurmd on one machine have others. Only then is scontrol asked.
+
+    Args:
+        node: Its name.
+
+    Returns:
+        The name itself if it can be looked up or nobody knows better, else the node's address.
+    """
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        try:
+            answer = subprocess.run(
+                ["scontrol", "--oneliner", "show", "node", node],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=SCONTROL_TIMEOUT,
+                check=False,
+                text=True,
+                errors="replace",
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return node
+        match = _ADDRESS.search(answer.stdout)
+        return match[1] if match else node
+    return node
 
 
 def expand(text: str, *, variable: str = "the node list") -> tuple[str, ...]:
