@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from davincirunsdk import compiler_cache
 from davincirunsdk.errors import DistributedRuntimeError
@@ -14,6 +14,9 @@ from davincirunsdk.waiting import Patience, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+T = TypeVar("T")
 
 __all__ = [
     "init_rank_table",
@@ -55,12 +58,8 @@ async def set_random_ms_cache_dir() -> AsyncIterator[None]:
     Sets `MS_COMPILER_CACHE_PATH` in this process's environment; afterwards the variable is as it
     was and the folder is gone.
     """
-    context = compiler_cache.set_random_ms_cache_dir()
-    context.__enter__()
-    try:
+    async with _in_threads(compiler_cache.set_random_ms_cache_dir()):
         yield
-    finally:
-        await _leave(context.__exit__)
 
 
 def start_distributed_train(
@@ -185,11 +184,10 @@ async def start_and_wait_distributed_train(
         DavinciRunError: The job could not be started.
     """
     extra = dict(env or {})
-    cache = compiler_cache.fresh_cache_folder()
-    if random_cache_dir:
-        folder = cache.__enter__()
-        extra.setdefault(compiler_cache.CACHE_VARIABLE, str(folder))
-    try:
+    async with AsyncExitStack() as stack:
+        if random_cache_dir:
+            folder = await stack.enter_async_context(_in_threads(compiler_cache.fresh_cache_folder()))
+            extra.setdefault(compiler_cache.CACHE_VARIABLE, str(folder))
         async with start_distributed_train(
             command,
             work_dir,
@@ -203,14 +201,16 @@ async def start_and_wait_distributed_train(
             max_restarts=max_restarts,
         ) as manager:
             return await wait_distributed_train(manager, destroy_when_finished, raise_exception)
-    finally:
-        if random_cache_dir:
-            await _leave(cache.__exit__)
 
 
-async def _leave(exit_method: object) -> None:
-    """Remove a cache folder, which may be large, in a thread; a cancellation waits for it."""
-    assert callable(exit_method)
+@asynccontextmanager
+async def _in_threads(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Make and remove a folder, which may be large, off the loop; a cancellation waits for that."""
     waits = Patience(lambda: None)
-    await waits.wait(in_thread(exit_method, None, None, None))
-    waits.settle()
+    made = await waits.wait(in_thread(context.__enter__))
+    try:
+        waits.settle()
+        yield made
+    finally:
+        await waits.wait(in_thread(context.__exit__, None, None, None))
+        waits.settle()

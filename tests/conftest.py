@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from recorded import EVERY_KIND, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,10 @@ class _BlockDetector:
         caller = None
         while frame is not None:
             name = frame.f_code.co_filename
-            if "importlib" in name or name.endswith(("linecache.py", "traceback.py")):
+            # The blocking API blocks by its nature; imports and tracebacks read files once.
+            if "importlib" in name or name.endswith(
+                ("linecache.py", "traceback.py", "davincirunsdk/blocking.py")
+            ):
                 return
             if caller is None and name.startswith(_PACKAGE):
                 caller = f"{name}:{frame.f_lineno}"
@@ -132,3 +136,11 @@ def job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
+    """The records of a job of `workers/kinds.py`: one worker of each kind, or the kinds given by `indirect`."""
+    made = Recorded(tmp_path, getattr(request, "param", EVERY_KIND))
+    yield made
+    made.kill_all()

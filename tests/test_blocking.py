@@ -1,0 +1,189 @@
+"""The documented blocking API: in a script, in threads, inside a running loop, after a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import davincirunsdk
+from davincirunsdk import (
+    DistributedRuntimeError,
+    FMKManager,
+    set_random_ms_cache_dir,
+    start_and_wait_distributed_train,
+    start_distributed_train,
+    wait_distributed_train,
+)
+
+PY = sys.executable
+
+pytestmark = pytest.mark.usefixtures("job_folder")
+
+
+def run_script(text: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program of its own."""
+    return subprocess.run(
+        [PY, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=folder,
+        env={**os.environ, **variables},
+        check=False,
+    )
+
+
+def test_success_is_0_and_failure_1_or_an_error() -> None:
+    """The return values and the error are those of the documentation."""
+    assert start_and_wait_distributed_train(["true"], nproc_per_node=2) == 0
+    assert start_and_wait_distributed_train(["false"], nproc_per_node=2, raise_exception=False) == 1
+    with pytest.raises(DistributedRuntimeError):
+        start_and_wait_distributed_train(["false"], nproc_per_node=2)
+    manager = start_distributed_train(["true"], nproc_per_node=1)
+    assert wait_distributed_train(manager) == 0
+    assert wait_distributed_train(manager, True, False) == 0
+
+
+def test_start_returns_a_running_job_that_destroy_ends() -> None:
+    """`start` gives the manager at once; `destroy` blocks until nothing is left."""
+    manager = start_distributed_train(["sleep", "600"], nproc_per_node=2)
+    assert isinstance(manager, FMKManager)
+    assert manager.state == "RUNNING"
+    manager.destroy()
+    assert manager.state == "STOPPED"
+    assert wait_distributed_train(manager) == 1
+
+
+def test_relative_log_dir_is_the_callers(job_folder: Path) -> None:
+    """`log_dir` is seen from the caller's folder whatever `work_dir` is; the command from `work_dir`."""
+    work = job_folder / "work"
+    work.mkdir()
+    script = work / "train.sh"
+    script.write_text("#!/bin/sh\npwd\n")
+    script.chmod(0o755)
+    assert start_and_wait_distributed_train(["./train.sh"], "work", "logs/deep", nproc_per_node=1) == 0
+    assert next((job_folder / "logs" / "deep").glob("*.txt")).read_text() == f"{work}\n"
+
+
+def test_survivors_are_kept_until_destroy() -> None:
+    """With `destroy_when_finished=False` a failure ends the waiting and nobody else."""
+    program = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
+    manager = start_distributed_train([PY, "-c", program], nproc_per_node=2)
+    with pytest.raises(DistributedRuntimeError):
+        wait_distributed_train(manager, destroy_when_finished=False)
+    assert [str(worker.state) for worker in manager.workers] == ["RUNNING", "FAILED"]
+    manager.destroy()
+    assert [str(worker.state) for worker in manager.workers] == ["STOPPED", "FAILED"]
+    assert manager.state == "FAILED"
+
+
+def test_threads_may_call_it_side_by_side() -> None:
+    """From threads and pools, several at once."""
+    results: list[int] = []
+    thread = threading.Thread(
+        target=lambda: results.append(start_and_wait_distributed_train(["true"], nproc_per_node=2))
+    )
+    thread.start()
+    with ThreadPoolExecutor() as pool:
+        codes = pool.map(
+            lambda code: start_and_wait_distributed_train(
+                ["sh", "-c", f"exit {code}"], nproc_per_node=2, raise_exception=False
+            ),
+            [0, 1, 0],
+        )
+        assert list(codes) == [0, 1, 0]
+    thread.join()
+    assert results == [0]
+
+
+async def test_inside_a_running_loop() -> None:
+    """As in a notebook: it works in the loop's thread, and the manager can be awaited there."""
+    loop = asyncio.get_running_loop()
+    assert start_and_wait_distributed_train(["true"], nproc_per_node=2) == 0
+    manager = start_distributed_train(["true"], nproc_per_node=1)
+    assert (await manager.wait()).exit_code == 0
+    assert asyncio.get_running_loop() is loop
+
+
+async def test_waiting_for_a_manager_of_this_loop_is_refused() -> None:
+    """It would block its own job; the error names what to use."""
+    async with FMKManager(["sleep", "600"], nproc_per_node=1) as manager:
+        with pytest.raises(RuntimeError, match=r"aio\.wait_distributed_train"):
+            wait_distributed_train(manager)
+
+
+def test_a_forked_child_starts_jobs_of_its_own(job_folder: Path) -> None:
+    """After `fork`, in the child, with the parent's background loop in use."""
+    text = (
+        "import os, sys\nfrom davincirunsdk import *\n"
+        "assert start_and_wait_distributed_train(['true'], nproc_per_node=2) == 0\n"
+        "pid = os.fork()\n"
+        "assert start_and_wait_distributed_train(['true'], nproc_per_node=2) == 0\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 0)"
+    )
+    done = run_script(text, job_folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forgotten_job_is_stopped_when_the_interpreter_ends(job_folder: Path) -> None:
+    """Workers get SIGTERM and their grace period, and what they say is kept."""
+    text = (
+        "import sys\nfrom davincirunsdk import start_distributed_train\n"
+        "program = '''import signal, sys, time\n"
+        "def save(*_): print('saving'); time.sleep(0.3); print('saved'); sys.exit()\n"
+        "signal.signal(15, save)\nopen('ready', 'w').close()\ntime.sleep(600)'''\n"
+        "start_distributed_train([sys.executable, '-c', program], nproc_per_node=1)\n"
+        "import os, time\nwhile not os.path.exists('ready'): time.sleep(0.01)\n"
+    )
+    done = run_script(text, job_folder)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert next((job_folder / "log").glob("*.txt")).read_text() == "saving\nsaved\n"
+
+
+def test_random_cache_dir(job_folder: Path) -> None:
+    """Inside, the variable names a private folder; afterwards folder and variable are as before."""
+    name = "MS_COMPILER_CACHE_PATH"
+    before = os.environ.get(name)
+    with set_random_ms_cache_dir():
+        folder = Path(os.environ[name])
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "rank_0").mkdir()
+    assert not folder.exists()
+    assert os.environ.get(name) == before
+    program = ["sh", "-c", "echo $MS_COMPILER_CACHE_PATH; test -d $MS_COMPILER_CACHE_PATH"]
+    assert start_and_wait_distributed_train(program, nproc_per_node=1) == 0
+    used = next((job_folder / "log").glob("*.txt")).read_text().strip()
+    assert not Path(used).exists()
+    assert os.environ.get(name) == before
+
+
+def test_init_rank_table_without_a_table_sets_nothing(job_folder: Path) -> None:
+    """Without a table it says False and leaves the environment alone."""
+    text = (
+        "import os\nfrom davincirunsdk import init_rank_table\nbefore = dict(os.environ)\n"
+        "assert init_rank_table() is False\nassert dict(os.environ) == before"
+    )
+    done = run_script(text, job_folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_loads_no_event_loop(job_folder: Path) -> None:
+    """The import is cheap: what it gives is loaded when it is used."""
+    done = run_script(
+        "import sys, davincirunsdk; print('asyncio' in sys.modules, 'anyio' in sys.modules)", job_folder
+    )
+    assert done.stdout == "False False\n"
+
+
+def test_unknown_names_are_refused() -> None:
+    """A name that the package does not have is an AttributeError."""
+    with pytest.raises(AttributeError, match="no_such_name"):
+        davincirunsdk.no_such_name  # noqa: B018 - that is the point
