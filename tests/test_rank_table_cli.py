@@ -215,13 +215,22 @@ def test_make_asks_hccn_tool(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("npus", "words", "message"),
     [
-        ([], [], ("found no NPU (no device file such as {root}/dev/davinci0); expected at least one: run this on "
-         "a host with NPUs, or say which it has with --devices")),
-        ([0, 1], ["--devices", "0-3", "--server-id", "a"], ("found NPUs 0, 1; expected 2, 3 as well, as asked for "
-         "with --devices")),
+        (
+            [],
+            [],
+            (
+                "found no NPU (no device file such as {root}/dev/davinci0); expected at least one: run this on "
+                "a host with NPUs, or say which it has with --devices"
+            ),
+        ),
+        (
+            [0, 1],
+            ["--devices", "0-3", "--server-id", "a"],
+            "found NPUs 0, 1; expected 2, 3 as well, as asked for with --devices",
+        ),
         ([0], [], "found no host name in {root}/etc/hostname; expected one: give --server-id"),
     ],
-)  # fmt: skip
+)
 def test_make_what_cannot_be_made(tmp_path: Path, npus: list[int], words: list[str], message: str) -> None:
     """What is missing for a table is told with the option that helps."""
     result = run("make", "--root", make_root(tmp_path, npus), *words)
