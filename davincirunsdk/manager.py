@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from davincirunsdk.cluster import Wish
 from davincirunsdk.environment import FRAMEWORKS
@@ -602,16 +602,12 @@ def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
         TypeError: It is one string, or holds something that is neither string nor path-like.
         ValueError: It is empty.
     """
-    if isinstance(command, (str, bytes)):
-        import shlex
-
-        text = command if isinstance(command, str) else os.fsdecode(command)
+    if isinstance(command, str):
         raise TypeError(
-            f"command is one string: {text!r}; expected a list of words, write {shlex.split(text)!r}"
+            f"command is one string: {command!r}; expected a list of words, write {command.split()!r}"
         )
     words = []
-    given: Sequence[object] = command
-    for word in given:
+    for word in cast("Sequence[object]", command):
         if not isinstance(word, (str, os.PathLike)):
             raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
         words.append(os.fspath(word))
