@@ -328,14 +328,24 @@ class _Run:
         return result.exit_code
 
     def _failed(self, error: DistributedRuntimeError) -> int:
+        if all(failure.exit_code in self._ends_by_signal() for failure in error.failures):
+            # Slurm and systemd signal every process of a job: workers may have ended by it before us.
+            return self._say_stopped()
         self._words.show(str(error))
         return error.exit_code
+
+    def _ends_by_signal(self) -> tuple[int, ...]:
+        """Exit codes of a worker that ended by the signal that came to us."""
+        return (-self._signals[0], 128 + self._signals[0]) if self._signals else ()
 
     def _stopped(self) -> int:
         error = self._manager.error
         if isinstance(error, DistributedRuntimeError):
             # The signal came while a failure was being dealt with: that stays the cause.
             return self._failed(error)
+        return self._say_stopped()
+
+    def _say_stopped(self) -> int:
         states = [worker.state for worker in self._manager.workers]
         killed = states.count(WorkerState.KILLED)
         ended = f"{len(states) - killed} workers ended in time, {killed} killed"

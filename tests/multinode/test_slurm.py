@@ -112,6 +112,18 @@ def test_a_failure_ends_all_nodes_and_is_told_truly(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_workers_that_slurm_itself_signalled_are_not_blamed() -> None:
+    """Slurm signals workers and launchers alike; whichever is faster, only the failed node blames a rank."""
+    command = "if [ $RANK = 3 ]; then sleep 1; exit 7; fi; exec sleep 600"
+    done = run(
+        "srun", "--nodes=3", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *LAUNCH, "--nproc-per-node", "2",
+        "sh", "-c", command, timeout=50,
+    )  # fmt: skip
+    assert re.findall(r"failed: (rank \d) is", done.stderr) == ["rank 3"], done.stderr
+    assert done.stderr.count("stopped by SIGTERM") == 2, done.stderr
+
+
+@pytest.mark.timeout(60)
 def test_scancel_stops_all_nodes_gracefully(tmp_path: Path) -> None:
     """scancel's SIGTERM gives every worker time to save, and nothing is left on any node."""
     batch = "\n".join(
