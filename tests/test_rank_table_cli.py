@@ -219,8 +219,8 @@ def test_make_asks_hccn_tool(tmp_path: Path) -> None:
             [],
             [],
             (
-                "found no NPU (no device file such as {root}/dev/davinci0); expected at least one: run this on "
-                "a host with NPUs, or say which it has with --devices"
+                "found no NPU (no device file such as {root}/dev/davinci0); expected at least one: run this "
+                "on a host with NPUs, or say which it has with --devices"
             ),
         ),
         (

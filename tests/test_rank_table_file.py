@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import uvloop
 from rank_table_samples import sample, table
 
 from davincirunsdk.errors import RankTableError, RankTableTimeoutError
@@ -261,6 +262,35 @@ async def test_loop_goes_on(tmp_path: Path) -> None:
         await read(path)
     ticking.cancel()
     assert longest < 0.5
+
+
+@pytest.mark.parametrize(
+    "make_loop",
+    [
+        asyncio.new_event_loop,
+        pytest.param(uvloop.new_event_loop, marks=pytest.mark.keeps_descriptors),  # its own two, for signals
+    ],
+)
+def test_both_loops(tmp_path: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """The kernel's reports end the waiting under asyncio's own loop and uvloop, long before the poll."""
+    path = tmp_path / "hccl.json"
+    path.write_bytes(INITIALIZING)
+    loop = make_loop()
+    written = 0.0
+
+    def replace_it() -> None:
+        nonlocal written
+        time.sleep(0.5)
+        path.write_bytes(READY)
+        written = time.monotonic()
+
+    try:
+        with writing(replace_it):
+            found, _ = loop.run_until_complete(read(path))
+        assert time.monotonic() - written < file.POLL * 0.8
+    finally:
+        loop.close()
+    assert found.world_size == 8
 
 
 def test_writing_is_all_or_nothing(tmp_path: Path) -> None:

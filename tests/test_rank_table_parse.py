@@ -150,6 +150,14 @@ def test_lab_mode_keeps_its_ranks() -> None:
     assert "deploy_mode" not in dump(parsed)
 
 
+def test_lab_mode_without_its_mark() -> None:
+    """Instances with a rank and no pod are lab mode's, also where the file does not say so."""
+    document = json.loads(sample("lab_two_hosts"))
+    del document["deploy_mode"]
+    parsed = parse(json.dumps(document))
+    assert (parsed.form, ranks(parsed)) == ("lab", ranks(table("lab_two_hosts")))
+
+
 def test_group_without_devices_is_left_out() -> None:
     """A group that declares no devices is skipped, as ModelArts' tool does, with a warning."""
     document = two_pods()

@@ -85,10 +85,10 @@ def file_for_hccl(
     text = dump(table)
     by_content = f"jobstart_hccl_{digest(text)}.json"
     folder = table_folder(env, root)
-    if not documented and not folder.parent.is_dir():
+    if not documented and not os.path.isdir(folder.parent):
         return _written(text, _private_folder(env) / by_content, source)
     target = folder / ("jobstart_hccl.json" if documented else by_content)
-    if target.exists() and target.samefile(source):
+    if os.path.exists(target) and target.samefile(source):
         target = folder / by_content
     try:
         return _write(text, target)

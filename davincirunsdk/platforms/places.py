@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +55,7 @@ def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path
         if env.get(name):
             return Place(path=_in_folder(Path(env[name])), named_by=name)
     for known in KNOWN_PLACES:
-        if (root / known).exists():
+        if os.path.exists(root / known):  # unlike Path's, no error where a folder is closed to us
             return Place(path=root / known)
     tables = sorted(root.glob(OPERATOR_PLACES))
     if len(tables) > 1:
@@ -68,7 +69,8 @@ def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path
 
 def _in_folder(path: Path) -> Path:
     # A folder that is not there yet is told from a file by the name: HCCL takes `.json` files only.
-    if path.is_dir() or (path.suffix != ".json" and not path.exists()):
+    if os.path.isdir(path) or (path.suffix != ".json" and not os.path.exists(path)):
         other = path / "hccl.json"
-        return other if other.exists() and not (path / TABLE_NAME).exists() else path / TABLE_NAME
+        both = os.path.exists(path / TABLE_NAME), os.path.exists(other)
+        return other if both == (False, True) else path / TABLE_NAME
     return path

@@ -146,7 +146,7 @@ def _look(path: Path) -> _Look:
             raise RankTableError(f"rank table {path}: found a folder; expected a file", path=str(path))
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        if path.parent.is_dir():
+        if os.path.isdir(path.parent):
             return _Look(state=_State.MISSING, words="the file does not exist yet")
         return _Look(state=_State.MISSING_FOLDER, words=f"its folder {path.parent} does not exist yet")
     except PermissionError as error:
@@ -299,7 +299,7 @@ def _watch() -> _Changes:
 
 
 def _nearest(folder: Path) -> Path:
-    while not folder.is_dir() and folder != folder.parent:
+    while not os.path.isdir(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
 

@@ -58,7 +58,7 @@ def read(top: dict[str, Json], findings: Findings) -> RankTable:
     findings.rewrite = True
     check.status(top.get("status", MISSING), findings)
     groups = objects(top.get("group_list"), "group_list", findings, expected="groups")
-    lab = "deploy_mode" in top
+    lab = _is_lab(top, groups)
     _count(top, "group_count", "group_count", len(groups), "groups in group_list", findings)
     names: dict[str, str] = {}
     listed: list[_Instance] = []
@@ -94,6 +94,15 @@ def read(top: dict[str, Json], findings: Findings) -> RankTable:
         servers=tuple(servers),
         extra={key: value for key, value in top.items() if key not in dropped},
     )
+
+
+def _is_lab(top: dict[str, Json], groups: list[tuple[int, dict[str, Json]]]) -> bool:
+    """Tell lab mode by its mark, or by instances that have a rank and no pod."""
+    if "deploy_mode" in top:
+        return True
+    listed = groups[0][1].get("instance_list") if groups else None
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return isinstance(first, dict) and "rank_id" in first and "pod_name" not in first
 
 
 def _read_group(group: dict[str, Json], where: str, findings: Findings, *, lab: bool) -> list[_Instance]:
