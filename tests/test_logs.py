@@ -62,7 +62,8 @@ async def test_the_file_is_what_was_written(written: bytes, job_folder: Path) ->
 async def test_what_libraries_and_shells_write_is_kept_in_order() -> None:
     """Writes around sys.stdout, by a sub-process and by a crash handler all reach the file."""
     program = (
-        "import faulthandler, os, threading\nfaulthandler.enable()\nos.write(1, b'one\\n')\nos.system('echo two')\n"
+        "import faulthandler, os, threading\nfaulthandler.enable()\n"
+        "os.write(1, b'one\\n')\nos.system('echo two')\n"
         "t = threading.Thread(target=os.write, args=(2, b'three\\n')); t.start(); t.join()\nos.abort()"
     )
     async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
@@ -106,30 +107,23 @@ async def test_last_words_while_being_stopped_are_kept() -> None:
     assert manager.workers[1].log_path.read_text() == "ready\nsaving\nsaved\n"
 
 
-async def test_lines_come_while_they_are_printed() -> None:
+async def test_lines_come_while_they_are_printed(job_folder: Path) -> None:
     """Nothing is buffered: a line is there long before the worker goes on, also from its Python child."""
+    (job_folder / "child.py").write_text(
+        "import os, time\nprint('two')\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    )
     program = (
-        "import os, subprocess, sys, time\nprint('one')\n"
-        "subprocess.run([sys.executable, '-c', \"print('two'); import time\\nwhile not __import__('os').path.exists('go'): time.sleep(0.01)\"])\n"
-        "print('three')\nos._exit(0)"
+        "import os, subprocess, sys\nprint('one')\n"
+        "subprocess.run([sys.executable, 'child.py'])\nprint('three')\nos._exit(0)"
     )
     async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
-        async with asyncio.timeout(20) if sys.version_info >= (3, 11) else _Forever():
-            seen = []
-            async for line in manager.logs():
-                seen.append(line.text)
-                if line.text == "two":
-                    Path("go").touch()
+        seen = []
+        async for line in manager.logs():
+            seen.append(line.text)
+            if line.text == "two":
+                Path("go").touch()
         await manager.wait()
     assert seen == ["one", "two", "three"]
-
-
-class _Forever:
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
 
 
 async def test_readers_that_do_not_read_slow_nobody() -> None:
@@ -148,12 +142,12 @@ async def test_readers_that_do_not_read_slow_nobody() -> None:
     assert held <= 5 << 20
 
 
-async def test_memory_stays_bounded_when_nobody_reads(job_folder: Path) -> None:
+def test_memory_stays_bounded_when_nobody_reads(job_folder: Path) -> None:
     """Two workers write 200 MiB each: the supervisor does not grow with them."""
     program = (
         "import asyncio, resource, sys\nfrom davincirunsdk import FMKManager\n"
         "async def main():\n"
-        '    writer = \'import os\\nfor i in range(200): os.write(1, b"x" * 127 + b"\\\\n") and os.write(1, bytes(1 << 20))\'\n'
+        "    writer = 'import os\\nfor i in range(200): os.write(1, bytes(1 << 20))'\n"
         "    async with FMKManager([sys.executable, '-c', writer], nproc_per_node=2) as manager:\n"
         "        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "        stream = manager.logs()\n        await manager.wait()\n"
@@ -321,10 +315,11 @@ def test_cutting_lines_loses_nothing(pieces: list[bytes]) -> None:
     assert all(piece.endswith((b"\n", b"\r")) for piece in out if piece)
 
 
-@given(st.text(alphabet="aé训\U0001f600", min_size=60000, max_size=70000))
+@given(st.text(alphabet="aé训\U0001f600", min_size=1, max_size=50))
 def test_a_long_line_is_cut_between_characters(text: str) -> None:
     """No character is torn where a line is too long to be held."""
     cutter = LineCutter()
+    text *= 70000 // len(text.encode()) + 2
     data = text.encode()
     out = [cutter.feed(data[start : start + 7777]) for start in range(0, len(data), 7777)]
     assert "".join(piece.decode() for piece in [*out, cutter.rest()]) == text
