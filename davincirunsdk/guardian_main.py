@@ -53,7 +53,7 @@ def _serve(supervisor: int) -> set[str]:
     warm = False
     while True:
         # What the clean-up needs is loaded after the rush of the start, while all is well.
-        ready = dict(poll.poll(step if warm else 1000))
+        ready = dict(poll.poll(step if warm or step else 1000))
         if 0 in ready:
             data = os.read(0, 65536)
             *orders, text = (text + data).split(b"\n")
@@ -71,9 +71,14 @@ def _serve(supervisor: int) -> set[str]:
 
 def _open_supervisor(supervisor: int) -> int | None:
     try:
-        return os.pidfd_open(supervisor)
+        handle = os.pidfd_open(supervisor)
     except (AttributeError, OSError):
         return None
+    if os.getppid() != supervisor:
+        # It died before: this may be another process of that number.
+        os.close(handle)
+        return None
+    return handle
 
 
 def _clean(marks: set[str]) -> None:

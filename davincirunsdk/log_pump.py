@@ -315,6 +315,7 @@ class LogPump:
         self.writing = False
         self._hub = hub
         self._tail = bytearray()
+        self._lock = threading.Lock()
         self._pipe, self.source = os.pipe()
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -348,13 +349,15 @@ class LogPump:
         """Close everything instead of starting."""
         os.close(self._pipe)
         os.close(self.source)
+        os.close(self._wake)
         self.file.close()
-        self.close()
 
     def give_up(self) -> None:
         """Stop reading although somebody keeps the pipe open."""
         self._given_up = True
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def tail(self) -> bytes:
         """Return the last output, some 64 KiB of it."""
@@ -386,11 +389,10 @@ class LogPump:
                 self._take(data)
         finally:
             os.close(self._pipe)
+            with self._lock:
+                os.close(self._wake)
+                self._wake = -1
             self.file.close()
-
-    def close(self) -> None:
-        """Let go of the last descriptor; after the future of `start` is done."""
-        os.close(self._wake)
 
     def _take(self, data: bytes) -> None:
         self.last_output = time.time()

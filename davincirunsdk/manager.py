@@ -286,7 +286,9 @@ class FMKManager:
         from davincirunsdk.process_tree import reap_orphans
 
         pids = {worker.pid for worker in self._group.workers} if self._group is not None else set()
-        reap_orphans(but={*pids, guardian.pid()})
+        if None not in pids:
+            # Before, one just started may have ended, and nobody knows yet that it is no orphan.
+            reap_orphans(but={*pids, guardian.pid()})
 
     @property
     def decided(self) -> bool:

@@ -124,20 +124,19 @@ class Worker:
             await waits.until_any(output, self._abandon)
         finally:
             self.pump_ended = True
-            if output.done():
-                self.pump.close()
         waits.settle()
 
     async def _wait_for_exit(self, waits: Patience) -> None:
+        assert self._abandon is not None
         if self._handle is None:
             assert self.pid is not None
-            await waits.wait(in_thread(_wait_without_handle, self.pid))
+            await waits.until_any(in_thread(_wait_without_handle, self.pid), self._abandon)
             return
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._handle, resolve, ended, None)
         try:
-            await waits.wait(ended)
+            await waits.until_any(ended, self._abandon)
         finally:
             loop.remove_reader(self._handle)
 
@@ -210,8 +209,9 @@ class Worker:
         self.state = WorkerState.KILLED
         self.signal(signal.SIGKILL)
 
-    def abandon_output(self) -> None:
-        """Wait no longer for the end of the output."""
+    def abandon(self) -> None:
+        """Wait no longer, neither for the end of a process that nothing ends nor for that of its output."""
+        self.pump.give_up()
         if self._abandon is not None:
             resolve(self._abandon, None)
 

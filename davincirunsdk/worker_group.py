@@ -33,6 +33,12 @@ _DRAIN_SILENCE = 1.0
 _DISK_PATIENCE = 10.0
 """Seconds that a write to a stuck disk may take after the last process has ended."""
 
+_LOOK_PATIENCE = 0.5
+"""Seconds that SIGKILL waits for a look at all processes: one that is stuck may hold its reader."""
+
+_REVIVALS = 20
+"""Starts of the guardian during one job; a Python that cannot run it must not be started for ever."""
+
 _UNKILLABLE_AFTER = 10.0
 """Seconds after SIGKILL until a process counts as stuck in the kernel and is given up."""
 
@@ -184,8 +190,13 @@ class WorkerGroup:
         if not self.is_stopping():
             return
         strays = in_thread(self._terminate_strays)
+        strays.add_done_callback(self._wake)
         while self._running() and time.monotonic() < self._deadline:
             await self._next_change(waits, self._deadline)
+        # A descendant without the mark is found through its parent: it has to be seen before that is killed.
+        limit = time.monotonic() + _LOOK_PATIENCE
+        while self._running() and not strays.done() and time.monotonic() < limit:
+            await self._next_change(waits, limit)
         for worker in self._running():
             worker.kill()
             self._note(
@@ -194,6 +205,11 @@ class WorkerGroup:
         limit = time.monotonic() + _UNKILLABLE_AFTER
         while self._running() and time.monotonic() < limit:
             await self._next_change(waits, limit)
+        for worker in self._running():
+            self._warn(
+                f"{worker.spec.name}, pid {worker.pid}, does not end after SIGKILL: it is stuck in the kernel"
+            )
+            worker.abandon()
         await waits.wait(strays)
 
     def _terminate_strays(self) -> None:
@@ -267,7 +283,7 @@ class WorkerGroup:
             for worker in pending:
                 if now - quiet_since >= (_DISK_PATIENCE if worker.pump.writing else _DRAIN_SILENCE):
                     if worker.pump.writing:
-                        worker.abandon_output()
+                        worker.abandon()
                         self._warn(
                             f"the disk of {worker.spec.log_path} is stuck: the end of its output is lost"
                         )
@@ -289,7 +305,7 @@ class WorkerGroup:
                 if self.fail_fast:
                     self._begin_stop(now=False, reason=f"{worker.spec.name} failed")
                     worker.terminate_rest()
-        elif worker.exit_code != -9:
+        elif worker.state is WorkerState.STOPPING or worker.exit_code not in (-9, None):
             worker.state = WorkerState.STOPPED
         self._note("exited", worker, detail=signal_name(worker.exit_code) or "")
         self._wake()
@@ -346,28 +362,44 @@ class _GuardianWatch:
 
     def __init__(self) -> None:
         self._handle: int | None = None
+        self._ended = False
+        self._revivals = 0
 
     def begin(self) -> None:
         pid = guardian.pid()
+        if pid is None:
+            return
         try:
-            self._handle = os.pidfd_open(pid) if pid is not None else None
+            self._handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            # Ended and reaped already, by a host program that reaps everything.
+            self._revive()
         except (AttributeError, OSError):
             # Kernels before 5.3: the guardian is looked at when the next job starts.
             return
-        if self._handle is not None:
+        else:
             asyncio.get_running_loop().add_reader(self._handle, self._revive)
 
     def end(self) -> None:
+        self._ended = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._handle is not None:
             asyncio.get_running_loop().remove_reader(self._handle)
             os.close(self._handle)
             self._handle = None
 
     def _revive(self) -> None:
-        self.end()
-        try:
-            guardian.revive()
-        except OSError as error:
+        self._let_go()
+        self._revivals += 1
+        if self._revivals > _REVIVALS:
+            logger.warning("the guardian ends again and again: if this process is killed, workers may stay")
+            return
+        in_thread(guardian.revive).add_done_callback(self._revived)
+
+    def _revived(self, revival: asyncio.Future[None]) -> None:
+        if (error := revival.exception()) is not None:
             logger.warning("the guardian was ended and cannot be started again: %s", error)
-        else:
+        elif not self._ended:
             self.begin()
