@@ -305,7 +305,7 @@ class LogPump:
         hub: Takes what the pump carried.
 
     Attributes:
-        source: The end of the pipe that the worker writes to; closed by whoever started it.
+        source: The end of the pipe that the worker writes to.
     """
 
     def __init__(self, rank: int, file: LogFile, hub: LogHub) -> None:
@@ -336,13 +336,14 @@ class LogPump:
 
         Returns:
             A future that is done when the pipe is at its end and the log file is closed.
+
+        Raises:
+            OSError: There is no thread to be had; everything is closed.
         """
         try:
             return in_thread(self._carry)
         except BaseException:
-            os.close(self._pipe)
-            os.close(self._wake)
-            self.file.close()
+            self.discard()
             raise
 
     def discard(self) -> None:
@@ -351,6 +352,10 @@ class LogPump:
         os.close(self.source)
         os.close(self._wake)
         self.file.close()
+
+    def close_source(self) -> None:
+        """Close our copy of the worker's end, so that the pipe ends with the worker."""
+        os.close(self.source)
 
     def give_up(self) -> None:
         """Stop reading although somebody keeps the pipe open."""

@@ -130,6 +130,11 @@ class FMKManager:
             raise ValueError(f"max_restarts is {max_restarts!r}: restarts are not offered yet, expected 0")
         self._grace_period = float(grace_period)
         self._extra = {str(name): str(value) for name, value in (env or {}).items()}
+        for name, value in self._extra.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(
+                    f"env holds {name!r}: a name must not be empty, hold '=' or NUL, nor a value NUL"
+                )
         self._framework = framework
         self._fail_fast = fail_fast
         self._echo = echo
@@ -613,6 +618,8 @@ def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
         if not isinstance(word, (str, os.PathLike)):
             raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
         words.append(os.fspath(word))
+        if "\0" in words[-1]:
+            raise ValueError(f"command holds a NUL character: {word!r}; no program can be given one")
     if not words or not words[0]:
         raise ValueError("command is empty: expected a list of words such as ['python', 'train.py']")
     return tuple(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,6 +87,9 @@ def in_thread(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
 
     Returns:
         A future of the running loop. Cancelling it does not end the call.
+
+    Raises:
+        OSError: No thread can be started.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -106,5 +110,8 @@ def in_thread(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         else:
             call_in_loop(loop, deliver, result, None)
 
-    threading.Thread(target=call, name=f"davincirun-{function.__name__}", daemon=True).start()
+    try:
+        threading.Thread(target=call, name=f"davincirun-{function.__name__}", daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from None
     return future

@@ -101,13 +101,19 @@ class Worker:
         waits = Patience(self._on_cancel)
         loop = asyncio.get_running_loop()
         self._abandon = loop.create_future()
-        output = self.pump.start()
+        try:
+            output = self.pump.start()
+        except OSError as error:
+            resolve_error(started, _spawn_error(self.spec, error))
+            return
         try:
             try:
                 process, handle = await waits.wait(in_thread(_spawn, self.spec, self.pump.source))
             except OSError as error:
+                self.pump.close_source()
                 resolve_error(started, _spawn_error(self.spec, error))
             else:
+                self.pump.close_source()
                 self._process, self._handle = process, handle
                 self.pid = process.pid
                 self.started = time.time()
@@ -242,20 +248,16 @@ def resolve_error(future: asyncio.Future[None], error: Exception) -> None:
 
 
 def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int | None]:
-    """Start the process and close our end of its output, also when it cannot be started."""
-    try:
-        process = subprocess.Popen(
-            [*_clean_start(), *spec.command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=spec.work_dir,
-            env=spec.env,
-            start_new_session=True,
-        )
-        return process, _open_handle(process.pid)
-    finally:
-        os.close(output)
+    process = subprocess.Popen(
+        [*_clean_start(), *spec.command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd=spec.work_dir,
+        env=spec.env,
+        start_new_session=True,
+    )
+    return process, _open_handle(process.pid)
 
 
 def _clean_start() -> tuple[str, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from davincirunsdk import FMKManager, WorkerState, worker_group
+from davincirunsdk import FMKManager, WorkerSpawnError, WorkerState, worker_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,3 +54,24 @@ async def test_a_stuck_worker_is_given_up_and_named(
     assert f"rank 0, pid {manager.workers[0].pid}, does not end after SIGKILL" in caplog.text
     (freezer / "freezer.state").write_text("THAWED")
     os.waitpid(manager.workers[0].pid or 0, 0)  # noqa: ASYNC222 - the job has given it up
+
+
+@pytest.mark.usefixtures("job_folder")
+async def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no further thread can be started, at whatever moment, the start fails and leaves nothing."""
+    start = threading.Thread.start
+    for allowed in range(3, 16):
+        left = allowed
+
+        def limited(thread: threading.Thread) -> None:
+            nonlocal left
+            left -= thread.name.startswith("davincirun-")
+            # What ends a job needs threads too: only those of a start are refused.
+            if left < 0 and thread.name in {"davincirun-_carry", "davincirun-_spawn"}:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", limited)
+        with pytest.raises(WorkerSpawnError, match="cannot be started"):
+            async with FMKManager(["sleep", "600"], nproc_per_node=8):
+                pass
