@@ -140,7 +140,7 @@ def job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
-    """The records of a job of `workers/kinds.py`: one worker of each kind, or the kinds given by `indirect`."""
+    """The records of a job of `workers/kinds.py`: a worker of each kind, or of those given by `indirect`."""
     made = Recorded(tmp_path, getattr(request, "param", EVERY_KIND))
     yield made
     made.kill_all()
