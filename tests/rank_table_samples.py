@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 from davincirunsdk.rank_table import RankTable, parse
 
-if TYPE_CHECKING:
-    from davincirunsdk.rank_table.table import Json
+Document: TypeAlias = "dict[str, Any]"
 
 SAMPLES = Path(__file__).parent / "rank_tables"
 
@@ -28,7 +27,7 @@ def ranks(parsed: RankTable) -> dict[str, list[tuple[int, int]]]:
     return {server.server_id: [(row.rank, row.device_id) for row in server.rows] for server in parsed.servers}
 
 
-def device(rank: int, device_id: int, server: int = 1, **more: Json) -> dict[str, Json]:
+def device(rank: int, device_id: int, server: int = 1, **more: object) -> Document:
     """A v1.x device."""
     return {
         "device_id": str(device_id),
@@ -38,7 +37,7 @@ def device(rank: int, device_id: int, server: int = 1, **more: Json) -> dict[str
     }
 
 
-def two_servers() -> dict[str, Json]:
+def two_servers() -> Document:
     """A v1.0 table without blemish: two servers of two devices."""
     return {
         "status": "completed",
@@ -51,7 +50,7 @@ def two_servers() -> dict[str, Json]:
     }
 
 
-def two_pods() -> dict[str, Json]:
+def two_pods() -> Document:
     """A v0.1 table without blemish: two pods of two devices on two servers."""
     return {
         "status": "completed",
@@ -76,7 +75,7 @@ def two_pods() -> dict[str, Json]:
     }
 
 
-def four_ranks() -> dict[str, Json]:
+def four_ranks() -> Document:
     """A v2.0 table without blemish: two network instances of two ranks."""
     return {
         "version": "2.0",

@@ -277,7 +277,8 @@ async def main():
     path.write_bytes(Path(sys.argv[3]).read_bytes())
     written = time.monotonic()
     table, _ = await waiting
-    print(type(asyncio.get_running_loop()).__module__, table.world_size, time.monotonic() - written < POLL * 0.8)
+    soon = time.monotonic() - written < POLL * 0.8
+    print(type(asyncio.get_running_loop()).__module__, table.world_size, soon)
 
 make_loop = asyncio.new_event_loop
 if sys.argv[1] == "uvloop":

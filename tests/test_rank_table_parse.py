@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from rank_table_samples import SAMPLES, ranks, sample, table, two_pods
+from rank_table_samples import SAMPLES, device, ranks, sample, table, two_pods, two_servers
 
 from davincirunsdk.errors import RankTableError
-from davincirunsdk.rank_table import dump, inspect, parse
+from davincirunsdk.rank_table import PIECE, dump, inspect, parse
 
 USABLE = sorted(
     path.stem for path in SAMPLES.glob("*.json") if path.stem.startswith(("v0", "lab", "v1")) and path.stem
@@ -303,6 +303,35 @@ def test_anything_is_an_error_with_words(text: str | bytes) -> None:
     """Whatever the text, the error is ours and says what was expected."""
     with pytest.raises(RankTableError, match="expected"):
         parse(text)
+
+
+def test_large_tables_are_read_the_same() -> None:
+    """A table of many pieces is read as a small one, and its errors count from the start of the text."""
+    document = two_servers()
+    document["server_list"] = [
+        {
+            "server_id": f"node_{s:04d}",
+            "device": [device(8 * s + i, i, s % 200, note="x" * 200) for i in range(8)],
+        }
+        for s in range(100)
+    ]
+    document["server_count"] = "100"
+    for server, entry in enumerate(document["server_list"]):
+        for number, row in enumerate(entry["device"]):
+            row["device_ip"] = f"29.{server}.1.{number + 1}"
+    text = json.dumps(document, indent=1)
+    assert len(text) > 2 * PIECE
+    parsed = parse(text)
+    assert parsed.world_size == 800
+    assert json.loads(dump(parsed)) == document
+    line = text[: text.index("node_0077")].count("\n") + 1
+    with pytest.raises(RankTableError, match=f"expected ':' at line {line}, column 16;"):
+        parse(text.replace('"server_id": "node_0077"', '"server_id" ; "node_0077"'))
+    broken = text.replace("node_0077", "node_\x00").encode()
+    with pytest.raises(RankTableError, match=f"at line {line}, column"):
+        parse(broken)
+    with pytest.raises(RankTableError, match="UTF-8"):
+        parse(text.encode().replace(b"node_0077", b"node_\xff"))
 
 
 def test_message_cannot_steer_a_terminal() -> None:

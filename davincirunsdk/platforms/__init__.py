@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -189,7 +190,9 @@ async def _read_table(
     limit: float | None,
     notify: Callable[[str], None],
 ) -> RankTable:
-    # Here and not at the top: without a table the launcher starts without a JSON library.
+    # Not at the top: without a table the launcher starts without a JSON library. In a thread first:
+    # the import takes longer than the loop may be held up.
+    await _in_thread(lambda: import_module("davincirunsdk.rank_table.file"))
     from davincirunsdk.rank_table import file
 
     if limit is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from davincirunsdk.rank_table import v0, v1, v2
-from davincirunsdk.rank_table.findings import Finding, Findings, raise_faults, show
+from davincirunsdk.rank_table.findings import Finding, Findings, error_of, show
 from davincirunsdk.rank_table.table import Json, RankTable, Row, Server, TableNode
 
 if TYPE_CHECKING:
@@ -49,9 +49,8 @@ def parse(text: str | bytes, *, path: str | None = None) -> RankTable:
         RankTableError: It is no complete, correct rank table; the message lists every fault.
     """
     table, findings = examine(text)
-    raise_faults(findings.faults, path)
-    if table is None:  # pragma: no cover - no table means a fault
-        raise AssertionError
+    if table is None or findings.faults:
+        raise error_of(findings.faults, path)
     return replace(table, as_is=not findings.rewrite, warnings=tuple(findings.warnings))
 
 

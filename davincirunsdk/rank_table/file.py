@@ -121,7 +121,9 @@ async def wait_for(
             look = await loop.run_in_executor(pool, _look_again, path, watch)
         while look.state is not _State.READY:
             now = loop.time()
-            _give_up(path, named_by, look, patience, waited=now - started, still=now - changed)
+            if look.state is _State.BROKEN and max(now - changed, look.age) >= UNCHANGED:
+                break  # the parser says what is wrong with it
+            _give_up(path, named_by, look, patience, waited=now - started)
             if now >= next_line:
                 spent = f"{now - started:.0f} s of {patience.limit:g} s"
                 notify(f"waiting for rank table {path}: {look.words} ({spent})")
@@ -202,13 +204,9 @@ def _limit(state: _State, patience: Patience) -> float:
     return patience.limit
 
 
-def _give_up(
-    file: Path, named_by: str, look: _Look, patience: Patience, *, waited: float, still: float
-) -> None:
-    """Raise if waiting has no more sense."""
+def _give_up(file: Path, named_by: str, look: _Look, patience: Patience, *, waited: float) -> None:
+    """Raise if the time is up."""
     path = str(file)
-    if look.state is _State.BROKEN and max(still, look.age) >= UNCHANGED:
-        _parse(look.data, path)
     limit = _limit(look.state, patience)
     if waited < limit:
         return

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from davincirunsdk.errors import RankTableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from davincirunsdk.rank_table.table import Json
 
 MOST_LISTED = 50
@@ -67,15 +65,9 @@ class Findings:
         self.warnings.append(Finding(where=where, found=found, expected=expected, fatal=False))
 
 
-def raise_faults(faults: Iterable[Finding], path: str | None) -> None:
-    """Raise one error that lists every fault; return if there is none.
-
-    Raises:
-        RankTableError: With the path of the first fault in `where`.
-    """
-    listed = list(faults)
-    if listed:
-        raise RankTableError(report(listed, path), path=path, where=listed[0].where)
+def error_of(faults: list[Finding], path: str | None) -> RankTableError:
+    """Make the one error that lists every fault; its `where` is the first one's."""
+    return RankTableError(report(faults, path), path=path, where=faults[0].where)
 
 
 def report(findings: list[Finding], path: str | None) -> str:
