@@ -159,6 +159,23 @@ async def test_slurm_without_table(tmp_path: Path) -> None:
     assert (alone.world_size, alone.master_addr, alone.master_port) == (2, "127.0.0.1", None)
 
 
+async def test_slurm_without_srun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a batch file, without srun, it is said that nobody starts the other nodes; in a step nothing is."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0"}
+    root = make_root(tmp_path)
+    await located(root, {**job, "SLURM_STEP_ID": "0"}, Wish(nproc_per_node=1))
+    await located(root, job, Wish(nproc_per_node=1, nnodes=1))
+    assert caplog.messages == []
+    await located(root, job, Wish(nproc_per_node=1))
+    assert caplog.messages == [
+        (
+            "a job of 2 nodes: no Slurm step shows in the environment; if this was not started by "
+            "srun, the other "
+            "nodes will never join: use srun --ntasks-per-node=1"
+        )
+    ]
+
+
 @pytest.mark.parametrize("mark", ["DAVINCIRUN_JOB", "TORCHELASTIC_RUN_ID"])
 async def test_inside_another_launcher(tmp_path: Path, mark: str) -> None:
     """The rank and rendezvous of an outer launcher's worker are not ours; set by a user they are."""

@@ -31,6 +31,7 @@ class Site:
         writes_table: True where the platform writes a rank table while the job starts, so that a
             missing one is worth waiting for.
         hint: What to tell the user whose table never comes.
+        doubt: What speaks against one launcher being started on each node, "" if nothing does.
         reach: Finds an address for a host's name that need not be known to the resolver; may block.
     """
 
@@ -42,6 +43,7 @@ class Site:
     log_dir: Path | None = None
     writes_table: bool = False
     hint: str = ""
+    doubt: str = ""
     reach: Callable[[str], str] = field(default=str, compare=False)
 
 

@@ -21,6 +21,11 @@ MOST_NODES = 1_000_000
 SCONTROL_TIMEOUT = 10.0
 """Seconds for one answer of scontrol; the controller of a large cluster may be busy."""
 
+NO_STEP = (
+    "no Slurm step shows in the environment; if this was not started by srun, the other nodes will never "
+    "join: use srun --ntasks-per-node=1"
+)
+
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -54,6 +59,8 @@ def site(env: Mapping[str, str]) -> Site:
         master_addr=hosts[0] if hosts else None,
         # The step's number as well: two steps of one job may share a node.
         master_port=shared_port(f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"),
+        # A batch file itself runs on the first node only, outside of any step.
+        doubt="" if stepped or "SLURM_STEP_ID" in env else NO_STEP,
         reach=address_of,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from davincirunsdk import machine
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from davincirunsdk.cluster import Wish
+
+_log = logging.getLogger("davincirunsdk")
 
 
 def cluster(wish: Wish, env: Mapping[str, str], *, platform: str, site: Site, root: Path) -> Cluster:
@@ -43,6 +46,8 @@ def cluster(wish: Wish, env: Mapping[str, str], *, platform: str, site: Site, ro
             f"found no address of node 0 for a job of {nnodes} nodes without a rank table; expected one: "
             "give --master-addr or set MASTER_ADDR"
         )
+    if nnodes > 1 and site.doubt:
+        _log.warning("a job of %d nodes: %s", nnodes, site.doubt)
     device_ids, npus = _devices(wish.nproc_per_node, env, root)
     names = site.hosts or tuple(
         machine.host_name() if place == node_rank else f"node {place}" for place in range(nnodes)
