@@ -409,7 +409,8 @@ async def test_only_processes_of_the_job_are_signalled(recorded: Recorded) -> No
     """A stranger with the very same words and an unrelated child in the program's own group get no signal."""
     words = [PY, "-S", "-c", STRANGER, *recorded.command[3:]]
     decoys = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=session) for session in (True, False)
+        subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=own_session)
+        for own_session in (True, False)
     ]
     try:
         for decoy in decoys:
