@@ -196,18 +196,22 @@ async def test_broken_file_is_an_error_soon(tmp_path: Path, old: bool) -> None:
 async def test_wrong_path_is_an_error_soon(tmp_path: Path) -> None:
     """Where nobody is known to write the file, a missing one is a wrong path, and no time-out."""
     patience = Patience(limit=20.0, missing=0.3, missing_folder=0.0)
+    lines: list[str] = []
     for path, words in (
         (tmp_path / "hccl.json", "the file does not exist yet"),
         (tmp_path / "no" / "hccl.json", f"its folder {tmp_path / 'no'} does not exist yet"),
     ):
         with pytest.raises(RankTableError) as caught:
-            await wait_for(path, patience=patience, named_by="RANK_TABLE_FILE")
+            await wait_for(path, patience=patience, named_by="RANK_TABLE_FILE", notify=lines.append)
         assert str(caught.value) == (
             f"rank table {path} (named by RANK_TABLE_FILE): {words}; expected a file: correct the "
             f"path, or let "
             "it be waited for with --rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
         )
         assert not isinstance(caught.value, TimeoutError)
+    assert lines == [
+        f"waiting for rank table {tmp_path}/hccl.json: the file does not exist yet (0 s of 0.3 s)"
+    ]
 
 
 async def test_folder_in_place_of_the_file(tmp_path: Path) -> None:

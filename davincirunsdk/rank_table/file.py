@@ -124,12 +124,13 @@ async def wait_for(
             if look.state is _State.BROKEN and max(now - changed, look.age) >= UNCHANGED:
                 break  # the parser says what is wrong with it
             _give_up(path, named_by, look, patience, waited=now - started)
+            limit = _limit(look.state, patience)
             if now >= next_line:
-                spent = f"{now - started:.0f} s of {patience.limit:g} s"
+                spent = f"{now - started:.0f} s of {limit:g} s"
                 notify(f"waiting for rank table {path}: {look.words} ({spent})")
                 next_line = now + PROGRESS
-            left = started + _limit(look.state, patience) - now
-            if await watch.changed(min(POLL, next_line - now, max(left, 0.0) + 0.01)):
+            left = max(started + limit - now, 0.0) + 0.01
+            if await watch.changed(min(POLL, next_line - now, left)):
                 await asyncio.sleep(SETTLE)
             earlier, look = look, await loop.run_in_executor(pool, _look_again, path, watch)
             if look.data != earlier.data:
