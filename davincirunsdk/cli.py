@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 import click
 
 from davincirunsdk import __version__
+from davincirunsdk.arguments import parse_ranks
 from davincirunsdk.errors import (
     DistributedRuntimeError,
     PlatformError,
     RankTableError,
     WorkerSpawnError,
 )
-from davincirunsdk.manager import FMKManager, parse_ranks
+from davincirunsdk.manager import FMKManager
 from davincirunsdk.records import JobState, WorkerState
 
 if TYPE_CHECKING:

@@ -11,16 +11,19 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from davincirunsdk.arguments import command_words, parse_ranks, whole_number
 from davincirunsdk.cluster import Wish
 from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
 from davincirunsdk.event_log import EventLog
 from davincirunsdk.guardian import guardian
 from davincirunsdk.launch import Launch, prepare
-from davincirunsdk.log_pump import BlockStream, Feed, LineStream, LogHub, LogPump
-from davincirunsdk.records import Event, JobState, RunResult, WorkerFailure, WorkerState
+from davincirunsdk.log_pump import LogPump
+from davincirunsdk.log_streams import BlockStream, Feed, LineStream, LogHub
+from davincirunsdk.outcome import judge
+from davincirunsdk.records import Event, JobState, RunResult
 from davincirunsdk.waiting import Patience, in_thread, resolve
 from davincirunsdk.worker_group import WorkerGroup
 
@@ -38,7 +41,6 @@ logger = logging.getLogger("davincirunsdk")
 
 _STREAM_BYTES = 4 << 20
 """What a stream holds for a slow reader."""
-_TAIL_LINES = 400
 _DISPLAY_PATIENCE = 2.0
 """Seconds without progress after which a stuck display is given up at the end of a job."""
 _EVENTS_PATIENCE = 2.0
@@ -115,11 +117,11 @@ class FMKManager:
         self._output_notebook = output_notebook
         self._wish = Wish(
             rank_table=None if rank_table is None else Path(rank_table).absolute(),
-            nproc_per_node=_at_least("nproc_per_node", nproc_per_node, 1),
-            nnodes=_at_least("nnodes", nnodes, 1),
-            node_rank=_at_least("node_rank", node_rank, 0),
+            nproc_per_node=whole_number("nproc_per_node", nproc_per_node, 1),
+            nnodes=whole_number("nnodes", nnodes, 1),
+            node_rank=whole_number("node_rank", node_rank, 0),
             master_addr=master_addr,
-            master_port=_at_least("master_port", master_port, 1, 65535),
+            master_port=whole_number("master_port", master_port, 1, 65535),
             rank_table_timeout=rank_table_timeout,
         )
         if not 0 <= grace_period < math.inf:
@@ -138,7 +140,7 @@ class FMKManager:
         self._framework = framework
         self._fail_fast = fail_fast
         self._echo = echo
-        self._log_limit = _at_least("log_limit", log_limit, 1)
+        self._log_limit = whole_number("log_limit", log_limit, 1)
         self._display = dict(display or {})
         self._notify = notify or log_notice
         if echo is not None:
@@ -179,7 +181,7 @@ class FMKManager:
         self._decided = loop.create_future()
         launch = await self._prepare()
         started: asyncio.Future[None] = loop.create_future()
-        self._task = loop.create_task(self._supervise(launch, started), name=f"davincirun-{launch.job_id}")
+        self._task = loop.create_task(self._supervise(started), name=f"davincirun-{launch.job_id}")
         waits = Patience(self._request_stop)
         with _shield():
             await waits.until_any(started, self._task)
@@ -434,7 +436,7 @@ class FMKManager:
             report=str(self._error) if self._error is not None else "",
         )
 
-    async def _supervise(self, launch: Launch, started: asyncio.Future[None]) -> None:
+    async def _supervise(self, started: asyncio.Future[None]) -> None:
         group = self._group
         assert group is not None
         waits = Patience(self._request_stop)
@@ -443,12 +445,12 @@ class FMKManager:
         try:
             await group.run(
                 started=lambda: resolve(started, None),
-                decided=lambda: self._judge(launch, group, at_end=False),
+                decided=lambda: self._judge(waits, at_end=False),
             )
         except WorkerSpawnError as error:
             self._error = error
         finally:
-            self._judge(launch, group, at_end=True)
+            await self._judge(waits, at_end=True)
             if self._sink is not None:
                 await waits.wait(in_thread(self._sink.close, _DISPLAY_PATIENCE))
             self._event_log.close()
@@ -467,79 +469,28 @@ class FMKManager:
         await waits.until_any(future, limit)
         timer.cancel()
 
-    def _judge(self, launch: Launch, group: WorkerGroup, *, at_end: bool) -> None:
+    async def _judge(self, waits: Patience, *, at_end: bool) -> None:
         """Turn what the workers did into a result or an error, once; at the end with the last figures."""
+        launch, group, cluster = self._launch, self._group, self._cluster
+        assert launch is not None
+        assert group is not None
+        assert cluster is not None
         if not at_end and (self._fail_fast or self._error is not None):
             return
-        failures = self._failures(group)
-        state = _outcome(group, ended=at_end)
-        exit_code = _exit_code(failures, state)
-        result = RunResult(
-            job_id=launch.job_id,
-            state=state,
-            exit_code=exit_code,
-            workers=self.workers,
-            auxiliaries=self.auxiliaries,
-            failures=failures,
-            leftovers=group.leftovers,
-            lost_log_bytes=sum(worker.pump.file.lost for worker in group.workers),
-            started=self._began,
-            ended=time.time(),
-            log_dir=launch.log_dir,
-        )
-        if failures and self._error is None:
-            from davincirunsdk.diagnosis import failure_report
-
-            assert self._cluster is not None
-            report = failure_report(
-                failures=failures,
-                workers=(*result.workers, *result.auxiliaries),
-                job_id=launch.job_id,
-                nnodes=len(self._cluster.nodes),
-                log_dir=launch.log_dir,
-            )
+        # In a thread: looking through much output takes its time.
+        result, report = await waits.wait(in_thread(judge, launch, group, cluster, self._began))
+        if result.failures and self._error is None:
             self._error = DistributedRuntimeError(
-                report, failures=failures, exit_code=exit_code, result=result
+                report, failures=result.failures, exit_code=result.exit_code, result=result
             )
         if at_end:
             self._result = result
-            cause = f": {failures[0].name}, {failures[0].reason}" if failures else ""
-            self._emit(
-                Event(kind="finished", time=result.ended, exit_code=exit_code, detail=f"{state}{cause}")
-            )
+            cause = f": {result.failures[0].name}, {result.failures[0].reason}" if result.failures else ""
+            detail = f"{result.state}{cause}"
+            self._emit(Event(kind="finished", time=result.ended, exit_code=result.exit_code, detail=detail))
         else:
-            self._result = result if not group.failed else None
+            self._result = None if group.failed else result
             self._tell_decided()
-
-    def _failures(self, group: WorkerGroup) -> tuple[WorkerFailure, ...]:
-        if not group.failed:
-            return ()
-        from davincirunsdk.diagnosis import explain_exit, hint, order
-
-        assert self._cluster is not None
-        failures = []
-        for worker in group.failed:
-            tail = tuple(
-                worker.pump.tail().decode(errors="replace").removesuffix("\n").split("\n")[-_TAIL_LINES:]
-            )
-            failures.append(
-                WorkerFailure(
-                    rank=worker.spec.rank,
-                    local_rank=worker.spec.local_rank,
-                    node_rank=self._cluster.node_rank,
-                    node=self._cluster.node.name,
-                    device_id=worker.spec.device_id,
-                    pid=worker.pid,
-                    exit_code=worker.exit_code,
-                    ended=worker.ended or time.time(),
-                    log_path=worker.spec.log_path,
-                    tail=tail if tail != ("",) else (),
-                    reason=explain_exit(worker.exit_code),
-                    hint=hint(tail),
-                    name=worker.spec.name,
-                )
-            )
-        return order(tuple(failures))
 
     def _request_stop(self, *, now: bool = False) -> None:
         if self._group is not None and self._task is not None and not self._task.done():
@@ -600,86 +551,6 @@ class _Ending:
     def __await__(self) -> Generator[Any, None, None]:
         if self._wait is not None:
             yield from self._wait().__await__()
-
-
-def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Check a command and return its words.
-
-    Raises:
-        TypeError: It is one string, or holds something that is neither string nor path-like.
-        ValueError: It is empty.
-    """
-    if isinstance(command, str):
-        raise TypeError(
-            f"command is one string: {command!r}; expected a list of words, write {command.split()!r}"
-        )
-    words = []
-    for word in cast("Sequence[object]", command):
-        if not isinstance(word, (str, os.PathLike)):
-            raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
-        words.append(os.fspath(word))
-        if "\0" in words[-1]:
-            raise ValueError(f"command holds a NUL character: {word!r}; no program can be given one")
-    if not words or not words[0]:
-        raise ValueError("command is empty: expected a list of words such as ['python', 'train.py']")
-    return tuple(words)
-
-
-def parse_ranks(text: str) -> frozenset[int] | None:
-    """Read a choice of ranks.
-
-    Args:
-        text: `all`, `none`, `0`, or such as `0,2-3`.
-
-    Returns:
-        The ranks, None for all.
-
-    Raises:
-        ValueError: It makes no sense.
-    """
-    if text == "all":
-        return None
-    if text == "none":
-        return frozenset()
-    ranks: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
-            raise ValueError(f"{part!r} in {text!r} is no rank: expected all, none, or such as 0,2-3")
-        if dash and int(last) < int(first):
-            raise ValueError(f"{part!r} in {text!r} runs backwards: expected the smaller rank first")
-        ranks.update(range(int(first), int(last or first) + 1))
-    return frozenset(ranks)
-
-
-def _at_least(name: str, value: object, least: int, most: float = math.inf) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: expected a whole number")
-    if not least <= value <= most:
-        limit = f"{least} or more" if most == math.inf else f"{least} to {most}"
-        raise ValueError(f"{name} is {value}: expected {limit}")
-    return value
-
-
-def _outcome(group: WorkerGroup, *, ended: bool) -> JobState:
-    if group.failed:
-        return JobState.FAILED
-    ranks = [worker for worker in group.workers if not worker.spec.auxiliary]
-    if all(worker.state is WorkerState.SUCCEEDED for worker in ranks):
-        return JobState.SUCCEEDED
-    return JobState.STOPPED
-
-
-def _exit_code(failures: tuple[WorkerFailure, ...], state: JobState) -> int:
-    """Say what a command line should exit with: the root cause's own code, 128 + n for signal n."""
-    if failures:
-        code = failures[0].exit_code
-        if code is None or code == 0:
-            return 1
-        return code if code > 0 else 128 - code
-    return 0 if state is JobState.SUCCEEDED else 143
 
 
 def log_notice(text: str) -> None:

@@ -16,7 +16,7 @@ from davincirunsdk.waiting import Patience, in_thread, resolve
 from davincirunsdk.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
     from davincirunsdk.log_pump import LogPump
@@ -91,7 +91,7 @@ class WorkerGroup:
         """Tell whether SIGTERM has been sent to the workers."""
         return self._deadline < math.inf
 
-    async def run(self, *, started: Callable[[], None], decided: Callable[[], None]) -> None:
+    async def run(self, *, started: Callable[[], None], decided: Callable[[], Awaitable[None]]) -> None:
         """Start all workers and see them to their end.
 
         Cancelling stops the job with its grace period; the cancellation goes on when nothing is
@@ -99,8 +99,7 @@ class WorkerGroup:
 
         Args:
             started: Called when all run.
-            decided: Called when the outcome is known: with everything gone or, without
-                `fail_fast`, at the first failure.
+            decided: Called when the outcome is known before the end, without `fail_fast`.
 
         Raises:
             WorkerSpawnError: A worker could not be started; the ones before it have been ended.
@@ -133,7 +132,6 @@ class WorkerGroup:
                 raise error
         if self._spawn_error is not None:
             raise self._spawn_error
-        decided()
         waits.settle()
 
     def request_stop(self, *, now: bool = False, reason: str = "stop was asked for") -> None:
@@ -172,11 +170,11 @@ class WorkerGroup:
                 continue
             self._note("started", worker)
 
-    async def _supervise(self, waits: Patience, decided: Callable[[], None]) -> None:
+    async def _supervise(self, waits: Patience, decided: Callable[[], Awaitable[None]]) -> None:
         """Wait until all workers have ended or a stop began."""
         while not self.is_stopping() and any(not worker.spec.auxiliary for worker in self._running()):
             if self.failed:
-                decided()
+                await decided()
             await self._next_change(waits, math.inf)
         if not self.is_stopping() and not self.failed:
             limit = time.monotonic() + _SCHEDULER_GRACE
@@ -217,11 +215,11 @@ class WorkerGroup:
         told = [worker.pid for worker in self.workers if worker.told and worker.pid is not None]
         self._tree().terminate(told_groups=told, sessions=self._sessions())
 
-    async def _sweep(self, waits: Patience, decided: Callable[[], None]) -> None:
+    async def _sweep(self, waits: Patience, decided: Callable[[], Awaitable[None]]) -> None:
         """End what outlived the workers."""
         if not self.fail_fast and not self.is_stopping():
             # The caller wants survivors kept: say how it ended and wait until they are not wanted.
-            decided()
+            await decided()
             if await waits.wait(in_thread(self._survivors)):
                 while not self.is_stopping():
                     await self._next_change(waits, math.inf)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from davincirunsdk import FMKManager
 from davincirunsdk.log_limit import LimitedLogFile
-from davincirunsdk.log_pump import BlockStream, LineCutter, LineStream
+from davincirunsdk.log_streams import BlockStream, LineCutter, LineStream
 from davincirunsdk.records import LogBlock
 
 if TYPE_CHECKING:
