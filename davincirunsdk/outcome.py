@@ -35,7 +35,7 @@ def judge(launch: Launch, group: WorkerGroup, cluster: Cluster, began: float) ->
     result = RunResult(
         job_id=launch.job_id,
         state=state,
-        exit_code=_choose_exit_code(failures, state),
+        exit_code=choose_exit_code(failures, state),
         workers=tuple(worker.status() for worker in ranks),
         auxiliaries=tuple(worker.status() for worker in auxiliaries),
         failures=failures,
@@ -100,7 +100,7 @@ def _judge_state(group: WorkerGroup) -> JobState:
     return JobState.STOPPED
 
 
-def _choose_exit_code(failures: tuple[WorkerFailure, ...], state: JobState) -> int:
+def choose_exit_code(failures: tuple[WorkerFailure, ...], state: JobState) -> int:
     """Say what a command line should exit with: the root cause's own code, 128 + n for signal n."""
     if failures:
         code = failures[0].exit_code
