@@ -28,6 +28,9 @@ _MAX_LISTED = 12
 _MAX_PATH = 4096
 _MAX_VALUE = 4 * _WIDTH
 _MAX_NODE = 24
+_CLOCKS = (
+    "each node's own: times tell the order within a node; nodes stand in the order in which the news came"
+)
 
 # How a worker ends that obeyed our SIGTERM, directly or under a shell.
 _OBEYED = frozenset({0, -15, 143, None})
@@ -42,6 +45,7 @@ def failure_report(
     nnodes: int,
     log_dir: Path,
     stopped_reason: str = "",
+    clocks_differ: bool = False,
 ) -> str:
     """Write the report about a failed job.
 
@@ -54,11 +58,12 @@ def failure_report(
     Args:
         failures: Workers that failed by themselves, root cause first (see `order`); may be empty
             when the job was stopped for another reason, such as silence of all workers.
-        workers: Every worker of this node.
+        workers: Every worker of this node, or of all nodes that the report is about.
         job_id: Name of the job.
         nnodes: Nodes of the job; with several, each rank's node is named.
         log_dir: Folder of the log files.
         stopped_reason: Why the job was stopped, if not only because a worker failed.
+        clocks_differ: True when the failures are of several nodes, whose times are not comparable.
 
     Returns:
         Plain text without a line end at its end.
@@ -85,16 +90,20 @@ def failure_report(
         title = f"job {job_id} failed: no worker failed by itself"
     if stopped_reason:
         before += _field("stopped", stopped_reason)
+    if clocks_differ and failures:
+        after += _field("clocks", _CLOCKS)
     after += _path_field("all logs", log_dir)
     head = [shorten(title, _WIDTH), *before]
-    if root is not None:
+    if root is not None and not _is_node(root):
         room = max(_MIN_TAIL, min(_MAX_TAIL, _MAX_LINES - len(head) - len(after) - 1))
         head += _last_lines(root, room)
     return "\n".join([*head, *after])
 
 
 def _about(root: WorkerFailure, nnodes: int, victim: bool) -> list[str]:
-    if root.rank < 0:
+    if _is_node(root):
+        place = [_called(root)]
+    elif root.rank < 0:
         place = [f"MindSpore's {_name(root)}, an auxiliary process, not a rank"]
     else:
         place = [f"rank {root.rank}"]
@@ -103,7 +112,8 @@ def _about(root: WorkerFailure, nnodes: int, victim: bool) -> list[str]:
         place.append(f"device {root.device_id}")
     if nnodes > 1:
         place.append(f"node {root.node} (node rank {root.node_rank})")
-    place.append("no process" if root.pid is None else f"pid {root.pid}")
+    if not _is_node(root):
+        place.append("no process" if root.pid is None else f"pid {root.pid}")
     lines = []
     if victim:
         lines += _field("root cause", "unclear: the first failure looks like the effect of another rank")
@@ -225,14 +235,25 @@ def _name(failure: WorkerFailure) -> str:
 
 
 def _called(failure: WorkerFailure) -> str:
+    if _is_node(failure):
+        return failure.name
     return f"rank {failure.rank}" if failure.rank >= 0 else f"MindSpore's {_name(failure)}"
 
 
+def _is_node(failure: WorkerFailure) -> bool:
+    """Tell whether a whole node failed, which an engine says of a node it has lost."""
+    return failure.rank < 0 and failure.name.startswith("node ")
+
+
 def _short_end(failure: WorkerFailure) -> str:
+    if _is_node(failure):
+        return "lost"
     return "not started" if failure.pid is None else name_exit(failure.exit_code)
 
 
 def _long_end(failure: WorkerFailure) -> str:
+    if _is_node(failure):
+        return "lost, with all its workers"
     return "could not be started" if failure.pid is None else explain_exit(failure.exit_code)
 
 
