@@ -70,7 +70,7 @@ class _Background:
                     start_blocking_portal("asyncio", name="davincirun-loop")
                 )
                 # No atexit handler: those run when no thread can be started any more, which stopping needs.
-                threading.Thread(target=self._close_at_exit, name="davincirun-exit").start()
+                threading.Thread(target=self._close_at_exit, name="davincirun-exit", daemon=False).start()
             return self._portal
 
     def add(self, manager: FMKManager) -> None:
