@@ -131,5 +131,5 @@ class Guardian:
         self._marks, self._process, self._pipe = set(), None, -1
 
 
-guardian = Guardian()
+guardian: Guardian = Guardian()
 """The one guardian of this process."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-logger = logging.getLogger("davincirunsdk")
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 
 class LogFile:
@@ -36,8 +36,8 @@ class LogFile:
 
     def __init__(self, path: Path, on_trouble: Callable[[str], None]) -> None:
         self.path = path
-        self.size = 0
-        self.lost = 0
+        self.size: int = 0
+        self.lost: int = 0
         self._on_trouble = on_trouble
         self._warned = False
         self._file = _open_locked(path)
@@ -53,7 +53,7 @@ class LogFile:
                 self.size += written
                 view = view[written:]
         except OSError as error:
-            self.lost += len(view)
+            self._lose(len(view))
             if not self._warned:
                 self._warned = True
                 self._on_trouble(
@@ -70,6 +70,9 @@ class LogFile:
                 # NFS and quotas report some failed writes only here.
                 self._on_trouble(f"closing {self.path}: {os.strerror(error.errno or errno.EIO)}")
             self._file = -1
+
+    def _lose(self, size: int) -> None:
+        self.lost += size
 
     def _reopen(self) -> None:
         """The file was removed under us: what was written is lost, the rest gets a new file."""

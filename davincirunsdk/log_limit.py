@@ -32,7 +32,7 @@ class LimitedLogFile(LogFile):
     def __init__(self, path: Path, on_trouble: Callable[[str], None], limit: int) -> None:
         super().__init__(path, on_trouble)
         limit = max(limit, _LEAST)
-        self.left_out = 0
+        self.left_out: int = 0
         self._head_room = limit // 2
         self._part_bytes = limit // 4
         self._tail: LogFile | None = None
@@ -53,7 +53,7 @@ class LimitedLogFile(LogFile):
             part, data = data[:room], data[room:]
             lost = self._tail.lost
             self._tail.write(part)
-            self.lost += self._tail.lost - lost
+            self._lose(self._tail.lost - lost)
 
     def close(self) -> None:
         """Put head, mark and tail together, and close the file."""

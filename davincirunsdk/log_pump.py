@@ -45,10 +45,11 @@ class LogPump:
         self.rank = rank
         self.file = file
         self.last_output: float | None = None
-        self.writing = False
+        self.writing: bool = False
         self._hub = hub
         self._tail = bytearray()
         self._lock = threading.Lock()
+        self.source: int
         self._pipe, self.source = os.pipe()
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC)

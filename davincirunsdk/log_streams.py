@@ -124,14 +124,14 @@ class BlockStream(Feed[LogBlock]):
         self, ranks: frozenset[int] | None, bound: int, on_close: Callable[[BlockStream], None]
     ) -> None:
         super().__init__()
-        self.dropped = 0
+        self.dropped: int = 0
         self._ranks = ranks
         self._bound = bound
         self._held = 0
         self._on_close = on_close
         self._gaps: set[int] = set()
         self._after_gap: set[int] = set()
-        self.follows_gap = False
+        self.follows_gap: bool = False
 
     def offer(self, item: LogBlock) -> None:
         """Add a block if there is room."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from davincirunsdk.records import WorkerStatus
     from davincirunsdk.worker import Worker
 
-logger = logging.getLogger("davincirunsdk")
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _STREAM_BYTES = 4 << 20
 """What a stream holds for a slow reader."""

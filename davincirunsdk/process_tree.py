@@ -97,9 +97,7 @@ class ProcessTree:
         self._known.update(process.key for process in ours.values())
         return list(ours.values())
 
-    def _look_at(
-        self, pid: int, alive: dict[int, MarkedProcess], ours: dict[int, MarkedProcess]
-    ) -> None:
+    def _look_at(self, pid: int, alive: dict[int, MarkedProcess], ours: dict[int, MarkedProcess]) -> None:
         try:
             process = psutil.Process(pid)
             with process.oneshot():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import WorkerSpec
     from davincirunsdk.log_pump import LogPump
 
-logger = logging.getLogger("davincirunsdk")
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _CLEAN_START = (
     "import os, signal, sys\n"
@@ -78,12 +78,12 @@ class Worker:
         self.pump = pump
         self.pid: int | None = None
         self.exit_code: int | None = None
-        self.running = False
-        self.told = False
+        self.running: bool = False
+        self.told: bool = False
         self.started: float | None = None
         self.ended: float | None = None
-        self.state = WorkerState.PENDING
-        self.pump_ended = False
+        self.state: WorkerState = WorkerState.PENDING
+        self.pump_ended: bool = False
         self._on_exit = on_exit
         self._on_cancel = on_cancel
         self._process: subprocess.Popen[bytes] | None = None

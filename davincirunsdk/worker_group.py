@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from davincirunsdk.log_pump import LogPump
     from davincirunsdk.process_tree import MarkedProcess, ProcessTree
 
-logger = logging.getLogger("davincirunsdk")
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _SCHEDULER_GRACE = 5.0
 """Seconds that an auxiliary process has to end by itself after the last worker's good end."""
@@ -71,13 +71,13 @@ class WorkerGroup:
         fail_fast: bool,
         emit: Callable[[Event], None],
     ) -> None:
-        self.workers = [
+        self.workers: list[Worker] = [
             Worker(spec, pump, on_exit=self._on_exit, on_cancel=self.request_stop)
             for spec, pump in zip(specs, pumps, strict=True)
         ]
         self.failed: list[Worker] = []
         self.leftovers: tuple[Leftover, ...] = ()
-        self.stop_requested = False
+        self.stop_requested: bool = False
         self.fail_fast = fail_fast
         self._grace_period = grace_period
         self._mark = mark

@@ -57,7 +57,7 @@ class MindSporeBackend:
             parameter.set_data(ms.Tensor(array))
         self._gradients = ms.value_and_grad(self._loss, None, self._parameters)
         self._update = nn.SGD(self._parameters, network.LEARNING_RATE)
-        self.name = f"mindspore {ms.__version__}"
+        self.name: str = f"mindspore {ms.__version__}"
 
     def step(self, images: Images) -> float:
         loss, gradients = self._gradients(ms.Tensor(images.pixels), ms.Tensor(images.labels))

@@ -48,7 +48,7 @@ class TorchBackend:
         with torch.no_grad():
             for parameter, array in zip(self._net.parameters(), network.initial(seed).arrays, strict=True):
                 parameter.copy_(torch.from_numpy(array))
-        self.name = f"torch {torch.__version__}"
+        self.name: str = f"torch {torch.__version__}"
 
     def step(self, images: Images) -> float:
         self._net.zero_grad()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HELD_BYTES = 8 << 20
 _TAKEN_BYTES = 1 << 20
 
-logger = logging.getLogger("davincirunsdk")
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 
 class ThreadedSink(ABC):
@@ -36,8 +36,8 @@ class ThreadedSink(ABC):
         self, *, echo: frozenset[int] | None, snapshot: Callable[[], Snapshot], held: int = HELD_BYTES
     ) -> None:
         self.snapshot = snapshot
-        self.progress = 0
-        self.given_up = False
+        self.progress: int = 0
+        self.given_up: bool = False
         self._echo = echo
         self._backlog = Backlog(held)
         self._thread = threading.Thread(target=self._run, name="davincirun-display", daemon=True)
@@ -59,6 +59,10 @@ class ThreadedSink(ABC):
             elif time.monotonic() - moved >= timeout:
                 self.given_up = True
                 self._backlog.clear()
+
+    def note_progress(self) -> None:
+        """Say that the display is not stuck; called in the sink's thread after every write."""
+        self.progress += 1
 
     def start(self) -> None:
         """Begin to show; called once, when the sink is complete."""

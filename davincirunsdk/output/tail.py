@@ -25,8 +25,8 @@ class Tail:
     """
 
     def __init__(self, *, lines: int, size: int) -> None:
-        self.lines_left_out = 0
-        self.size_left_out = 0
+        self.lines_left_out: int = 0
+        self.size_left_out: int = 0
         self._most_lines = lines
         self._most_size = size
         self._count = 0

@@ -59,9 +59,9 @@ class Outlet:
     def __init__(self, stream: Writable, on_progress: Callable[[], None]) -> None:
         self._stream = stream
         self._on_progress = on_progress
-        self.fd = _descriptor(stream)
-        self.encoding = _encoding(stream)
-        self.redraws = redraws(stream)
+        self.fd: int | None = _descriptor(stream)
+        self.encoding: str = _encoding(stream)
+        self.redraws: bool = redraws(stream)
         self._piece = _PIECE_BYTES
         if self.fd is not None and stat.S_ISREG(os.fstat(self.fd).st_mode):
             self._piece = 1 << 30
@@ -184,7 +184,7 @@ class TerminalSink(ThreadedSink):
         snapshot: Callable[[], Snapshot],
     ) -> None:
         super().__init__(echo=echo, snapshot=snapshot)
-        self.outlet = Outlet(stream, self._moved)
+        self.outlet: Outlet = Outlet(stream, self._moved)
         self._labels = labels
         self._colour = colour
         self._texts: dict[int, RankText] = {}
@@ -244,7 +244,7 @@ class TerminalSink(ThreadedSink):
         return rows
 
     def _moved(self) -> None:
-        self.progress += 1
+        self.note_progress()
         if self.given_up:
             raise DisplayGoneError
 
