@@ -1,0 +1,37 @@
+"""A worker that waits, obeys SIGTERM and notes when it came; one of them dies when told to.
+
+Arguments: folder of the notes, rank that dies, how (`exit` or `kill`), seconds until then.
+"""
+
+import os
+import signal
+import sys
+import time
+
+RANKS = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK")
+rank = next(os.environ[name] for name in RANKS if name in os.environ)
+folder, victim, way, delay = sys.argv[1:]
+# Opened now: the note itself must cost next to nothing.
+note = os.open(f"{folder}/{rank}.moment", os.O_WRONLY | os.O_CREAT)
+
+
+def leave(number: int, frame: object) -> None:
+    os.write(note, b"%r" % time.monotonic())
+    os._exit(0)
+
+
+signal.signal(signal.SIGTERM, leave)
+os.write(1, f"first line of {rank}.\n".encode())
+with open(f"{folder}/{rank}.tmp", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"{folder}/{rank}.tmp", f"{folder}/{rank}.ready")
+if rank == victim:
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.01)
+    time.sleep(float(delay))
+    os.write(note, b"%r" % time.monotonic())
+    if way == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(7)
+while True:
+    signal.pause()
