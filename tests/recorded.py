@@ -66,7 +66,8 @@ class Recorded:
     def ready(self) -> bool:
         """Tell whether every process that the kinds start has recorded itself."""
         seen = Counter(kind for kind, _, _ in self._all())
-        return all(seen[kind] >= KINDS[kind] for kind in self.kinds) and self._is_stopped()
+        wanted = Counter(kind for kind in self.kinds for _ in range(KINDS[kind]))
+        return seen >= wanted and self._is_stopped()
 
     async def until_ready(self) -> None:
         """Wait for `ready` in an event loop."""

@@ -97,6 +97,12 @@ def forgets_in_thread() -> None:
     wait_for_go()
 
 
+def waits_in_thread() -> None:
+    thread = threading.Thread(target=lambda: wait_distributed_train(start()), daemon=True)
+    thread.start()
+    thread.join()
+
+
 WAYS: dict[str, Callable[[], object]] = {
     "return from main": lambda: asyncio.run(returns()),
     "return from main with the block in a task": lambda: asyncio.run(returns_from_block()),
@@ -106,6 +112,7 @@ WAYS: dict[str, Callable[[], object]] = {
     "segmentation fault": lambda: asyncio.run(dies("segv")),
     "forget": forgets,
     "forget in a thread": forgets_in_thread,
+    "blocking wait in a thread": waits_in_thread,
     "blocking wait": lambda: wait_distributed_train(start()),
 }
 
