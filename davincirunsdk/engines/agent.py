@@ -1,0 +1,277 @@
+"""One node's part of a job: an `FMKManager` behind calls that an engine can carry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import socket
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from davincirunsdk import __version__, machine
+from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
+from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
+from davincirunsdk.manager import FMKManager
+from davincirunsdk.waiting import in_thread, resolve
+
+if TYPE_CHECKING:
+    from davincirunsdk.engines.messages import NodePlan
+    from davincirunsdk.records import Event, LogBlock, RunResult
+
+_IDLE = 10.0
+"""Seconds after which a report comes though there is nothing to say."""
+
+_BATCH = 0.1
+"""Seconds for which output is collected before it is sent; events do not wait."""
+
+_PORTS = range(20000, 30000)
+"""Below Linux' range for outgoing connections, which might take the port before the workers do."""
+
+
+class NodeAgent:
+    """Runs on one node, in one event loop, and serves one driver.
+
+    Every call but `report` returns as soon as it has done its work. `report` is called again and
+    again; it returns when there is something to tell, at the latest after 10 seconds, so that one
+    message is under way per node, whatever the workers print.
+
+    Args:
+        root: Folder that stands for `/` where the node's devices are looked for.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._manager: FMKManager | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stop_wanted = False
+        self._departing = ""
+        self._outbox = _Outbox()
+
+    async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
+        """Tell what this node has; called once, before `start`.
+
+        Args:
+            nproc_per_node: NPUs to use, None for all that Ray or the user left visible.
+
+        Raises:
+            PlatformError: This node has NPUs, but fewer than asked for.
+        """
+        return await in_thread(self._inspect, nproc_per_node)
+
+    async def start(self, plan: NodePlan, table: str) -> NodeStarted:
+        """Start this node's workers; called again for another run, when the last has ended.
+
+        Args:
+            plan: What to start.
+            table: The whole job's rank table as JSON, "" where there is none.
+
+        Returns:
+            The workers, or the error for which none was started.
+        """
+        self._outbox = _Outbox()
+        started: asyncio.Future[NodeStarted] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(plan, table, started), name="davincirun-agent")
+        return await started
+
+    async def report(self) -> NodeReport:
+        """Wait for news and tell them; called by the driver until a report holds the result."""
+        outbox = self._outbox
+        await _within(_IDLE, outbox.news)
+        if outbox.news.is_set():
+            await _within(_BATCH, outbox.urgent)
+        report = outbox.take(self._departing)
+        if self._manager is None:
+            return report
+        return replace(report, workers=self._manager.workers, auxiliaries=self._manager.auxiliaries)
+
+    async def stop(self, now: bool = False) -> None:
+        """Begin to stop the workers: SIGTERM and the grace period, or SIGKILL at once."""
+        self._stop_wanted = True
+        if self._manager is not None:
+            self._manager.stop(now=now)
+
+    async def signal(self, number: int) -> None:
+        """Pass a signal on to every worker of this node."""
+        if self._manager is not None:
+            self._manager.signal_workers(number)
+
+    async def leave(self, why: str) -> None:
+        """Stop because this node is about to be lost, tell the driver at once, and wait until all is gone.
+
+        Args:
+            why: In words, for the driver's report.
+        """
+        self._departing = why
+        self._outbox.set_urgent()
+        await self.stop()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _inspect(self, nproc_per_node: int | None) -> NodeFacts:
+        present = machine.npus(self._root)
+        usable = machine.visible(os.environ, present)
+        if usable and nproc_per_node is not None and nproc_per_node > len(usable):
+            raise PlatformError(
+                f"found {len(usable)} NPUs on node {machine.host_name()}; expected at least "
+                f"{nproc_per_node}, the nproc_per_node asked for"
+            )
+        chosen = usable[:nproc_per_node]
+        return NodeFacts(
+            host=machine.host_name(),
+            address=self.address(),
+            port=_free_port(),
+            devices=len(chosen),
+            table=self._table(chosen) if chosen else "",
+            version=__version__,
+        )
+
+    def address(self) -> str:
+        """Tell where other nodes reach this one; an engine that knows better says so."""
+        own = sorted(address for address in machine.addresses() if ":" not in address)
+        return own[0] if own else "127.0.0.1"
+
+    def _table(self, chosen: tuple[int, ...]) -> str:
+        from davincirunsdk.rank_table import dump
+        from davincirunsdk.rank_table.make import make
+
+        return dump(make(root=self._root, device_ids=chosen, search_path=os.environ.get("PATH")))
+
+    async def _run(self, plan: NodePlan, table: str, started: asyncio.Future[NodeStarted]) -> None:
+        result: RunResult | None = None
+        folder: Path | None = None
+        try:
+            if table:
+                folder = Path(await in_thread(lambda: tempfile.mkdtemp(prefix="davincirun-")))
+                await in_thread((folder / "hccl.json").write_text, table)
+            manager = _manager(plan, folder / "hccl.json" if folder is not None else None)
+            async with manager:
+                self._manager = manager
+                if self._stop_wanted:
+                    manager.stop()
+                resolve(started, NodeStarted(workers=manager.workers, auxiliaries=manager.auxiliaries))
+                readers = [
+                    asyncio.create_task(self._read_events(manager)),
+                    asyncio.create_task(self._read_output(manager, plan)),
+                ]
+                try:
+                    result = await manager.wait()
+                except DistributedRuntimeError as error:
+                    result = error.result
+                await asyncio.wait(readers)
+        except DavinciRunError as error:
+            resolve(started, NodeStarted(error=error))
+        except OSError as error:
+            resolve(started, NodeStarted(error=PlatformError(f"the rank table cannot be written: {error}")))
+        finally:
+            if folder is not None:
+                await in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+            self._outbox.end(result)
+
+    async def _read_events(self, manager: FMKManager) -> None:
+        async for event in manager.events():
+            self._outbox.add_event(event)
+
+    async def _read_output(self, manager: FMKManager, plan: NodePlan) -> None:
+        wanted = plan.wanted_ranks
+        if wanted is not None and not wanted.intersection(worker.rank for worker in manager.workers):
+            return
+        stream = manager.log_blocks(wanted)
+        told = 0
+        async for block in stream:
+            if stream.follows_gap:
+                left_out, told = stream.dropped - told, stream.dropped
+                # The driver cannot tell from the bytes that some are missing.
+                notice = f"\n... {left_out} bytes left out here; this node's log files have all\n"
+                block = replace(block, data=notice.encode() + block.data)
+            await self._outbox.add_block(block, plan.held_bytes, stream.dropped)
+
+
+class _Outbox:
+    """What waits to be reported. All of it belongs to the loop's thread."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.urgent = asyncio.Event()
+        self._room = asyncio.Event()
+        self._events: list[Event] = []
+        self._blocks: list[LogBlock] = []
+        self._held = 0
+        self._dropped = 0
+        self._result: RunResult | None = None
+
+    def add_event(self, event: Event) -> None:
+        self._events.append(event)
+        self.set_urgent()
+
+    async def add_block(self, block: LogBlock, bound: int, dropped: int) -> None:
+        """Add output when there is room for it; the stream that it comes from is bounded, too."""
+        while self._held and self._held + len(block.data) > bound:
+            self._room.clear()
+            await self._room.wait()
+        self._blocks.append(block)
+        self._held += len(block.data)
+        self._dropped = dropped
+        self.news.set()
+
+    def end(self, result: RunResult | None) -> None:
+        self._result = result
+        self.set_urgent()
+
+    def set_urgent(self) -> None:
+        self.news.set()
+        self.urgent.set()
+
+    def take(self, departing: str) -> NodeReport:
+        report = NodeReport(
+            events=tuple(self._events),
+            blocks=tuple(self._blocks),
+            dropped=self._dropped,
+            result=self._result,
+            departing=departing,
+        )
+        self._events, self._blocks, self._held = [], [], 0
+        self.news.clear()
+        self.urgent.clear()
+        self._room.set()
+        return report
+
+
+def _manager(plan: NodePlan, table: Path | None) -> FMKManager:
+    return FMKManager(
+        plan.command,
+        plan.work_dir,
+        plan.log_dir,
+        nproc_per_node=plan.nproc_per_node if table is None else None,
+        rank_table=table,
+        grace_period=plan.grace_period,
+        env=plan.env,
+        framework=plan.framework,
+        nnodes=plan.nnodes,
+        node_rank=plan.node_rank,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+    )
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+def _free_port() -> int:
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise PlatformError(
+        f"found no free port from {_PORTS.start} to {_PORTS.stop - 1} on {machine.host_name()} in a hundred "
+        "tries; expected one for the rendezvous: give master_port"
+    )

@@ -1,0 +1,156 @@
+"""What several nodes' facts and results make together: one rank table, one result, one report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from davincirunsdk.outcome import choose_exit_code
+from davincirunsdk.records import JobState, RunResult, WorkerFailure, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from davincirunsdk.engines.driver import Member
+    from davincirunsdk.engines.messages import NodeFacts
+    from davincirunsdk.records import WorkerStatus
+
+_RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOPPING})
+
+
+def table_of(facts: Sequence[NodeFacts]) -> tuple[str, tuple[int, ...]]:
+    """Make the job's rank table and the order of its nodes; blocks shortly.
+
+    Nodes are ordered by the text of their server id, or of their address, as MindSpore expects;
+    equal ones keep their order.
+
+    Args:
+        facts: What the agents found, in any order.
+
+    Returns:
+        The checked table as JSON, v1.2 if any node's is, else v1.0; "" where a node has no NPUs, or
+        where several nodes do not all know their NPUs' addresses. And the places of the nodes in
+        `facts`, in node rank order.
+
+    Raises:
+        RankTableError: The tables contradict each other.
+    """
+    tables = {}
+    if all(fact.table for fact in facts):
+        from davincirunsdk.rank_table import dump, parse
+        from davincirunsdk.rank_table.make import merge
+
+        tables = {place: parse(fact.table, path=fact.host) for place, fact in enumerate(facts)}
+    names = [
+        tables[place].servers[0].server_id if tables else fact.address for place, fact in enumerate(facts)
+    ]
+    order = tuple(sorted(range(len(facts)), key=lambda place: names[place]))
+    rows = [row for table in tables.values() for server in table.servers for row in server.rows]
+    if not rows or (len(facts) > 1 and any(row.device_ip is None for row in rows)):
+        return "", order
+    merged = merge([(facts[place].host, tables[place]) for place in order], keep_order=True)
+    return dump(merged), order
+
+
+def judge(
+    members: Sequence[Member], troubled: Sequence[Member], *, job_id: str, began: float
+) -> tuple[RunResult, str]:
+    """Join the nodes' results.
+
+    The node whose trouble was heard of first comes first; within a node the order is its own. A
+    failure that by its own words is the effect of another rank still gives way to one that is not.
+    Clocks are not compared.
+
+    Args:
+        members: All nodes in node rank order.
+        troubled: Those with a failure, in the order in which the news came.
+        job_id: Name of the job.
+        began: Wall-clock second of the job's start.
+
+    Returns:
+        The result, and the failure report, "" without a failure. Workers of a lost node that had
+        not ended are KILLED without an exit code: nobody saw their end.
+    """
+    workers = tuple(
+        sorted((worker for member in members for worker in _workers(member)), key=lambda worker: worker.rank)
+    )
+    auxiliaries = tuple(worker for member in members for worker in member.auxiliaries)
+    results = [member.result for member in members if member.result is not None]
+    failures = _failures(members, troubled)
+    if failures:
+        state = JobState.FAILED
+    elif len(results) == len(members) and all(one.state is JobState.SUCCEEDED for one in results):
+        state = JobState.SUCCEEDED
+    else:
+        state = JobState.STOPPED
+    log_dir = results[0].log_dir if results else Path("log")
+    result = RunResult(
+        job_id=job_id,
+        state=state,
+        exit_code=choose_exit_code(failures, state),
+        workers=workers,
+        auxiliaries=auxiliaries,
+        failures=failures,
+        leftovers=tuple(leftover for result in results for leftover in result.leftovers),
+        lost_log_bytes=sum(result.lost_log_bytes for result in results),
+        started=began,
+        ended=time.time(),
+        log_dir=log_dir,
+    )
+    if not failures:
+        return result, ""
+    from davincirunsdk.diagnosis import failure_report
+
+    report = failure_report(
+        failures=failures,
+        workers=(*workers, *auxiliaries),
+        job_id=job_id,
+        nnodes=len(members),
+        log_dir=log_dir,
+        clocks_differ=len(members) > 1,
+    )
+    return result, report
+
+
+def _failures(members: Sequence[Member], troubled: Sequence[Member]) -> tuple[WorkerFailure, ...]:
+    found: list[WorkerFailure] = []
+    for member in dict.fromkeys([*troubled, *members]):
+        if member.result is not None:
+            # A node calls itself by its own host's name, which Ray or Slurm need not know.
+            found += [replace(failure, node=member.facts.host) for failure in member.result.failures]
+        elif member.lost and member.workers:
+            found.append(_loss(member))
+    if not found:
+        return ()
+    from davincirunsdk.diagnosis import order
+
+    return order(tuple(found))
+
+
+def _loss(member: Member) -> WorkerFailure:
+    ranks = [worker.rank for worker in member.workers]
+    return WorkerFailure(
+        rank=-1,
+        local_rank=-1,
+        node_rank=member.node_rank,
+        node=member.facts.host,
+        device_id=-1,
+        pid=None,
+        exit_code=None,
+        ended=time.time(),
+        log_path=member.workers[0].log_path.parent,
+        tail=(),
+        reason=f"ranks {ranks[0]}-{ranks[-1]} were there: {member.lost}",
+        name=f"node {member.node_rank}",
+    )
+
+
+def _workers(member: Member) -> tuple[WorkerStatus, ...]:
+    if member.result is not None:
+        return member.result.workers
+    return tuple(
+        replace(worker, state=WorkerState.KILLED) if worker.state in _RUNNING else worker
+        for worker in member.workers
+    )

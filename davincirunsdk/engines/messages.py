@@ -1,0 +1,98 @@
+"""What the driver of a job and the agents on its nodes tell each other: frozen data, made to be pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from davincirunsdk.errors import DavinciRunError
+    from davincirunsdk.records import Event, LogBlock, RunResult, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What an agent finds on its node.
+
+    Attributes:
+        host: Name of the host.
+        address: Where other nodes reach it.
+        port: A port that was free for the rendezvous.
+        devices: Number of NPUs that the agent may use; 0 where there are none.
+        table: The host's own rank table with these NPUs, "" where there are none.
+        version: Of this package.
+    """
+
+    host: str
+    address: str
+    port: int
+    devices: int
+    table: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What an agent is to start.
+
+    Attributes:
+        command: Words of the command.
+        work_dir: Folder the workers run in.
+        log_dir: Folder of their log files, None for the platform's.
+        nproc_per_node: Workers per node, None where a rank table settles it.
+        grace_period: Seconds between SIGTERM and SIGKILL.
+        env: Extra variables for the workers.
+        framework: See `FMKManager`.
+        nnodes: Nodes of the job.
+        node_rank: Place of this node.
+        master_addr: Address of node 0.
+        master_port: Port for the rendezvous.
+        wanted_ranks: Ranks whose output is to be sent, None for all.
+        held_bytes: Output that may wait to be sent; the rest is left out and counted.
+    """
+
+    command: tuple[str, ...]
+    work_dir: str
+    log_dir: str | None
+    nproc_per_node: int | None
+    grace_period: float
+    env: dict[str, str]
+    framework: str
+    nnodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    wanted_ranks: frozenset[int] | None
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStarted:
+    """An agent's answer to a plan: its workers as they stand, or why they could not be started."""
+
+    workers: tuple[WorkerStatus, ...] = ()
+    auxiliaries: tuple[WorkerStatus, ...] = ()
+    error: DavinciRunError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What happened on a node since its last report.
+
+    Attributes:
+        workers: As they stand now, in rank order.
+        auxiliaries: As they stand now.
+        events: In order.
+        blocks: Output, in order per rank.
+        dropped: Bytes of output that were left out so far.
+        result: How the node's part of the job ended; None while it goes on. Nothing comes after it.
+        departing: Why the node leaves the job, "" while it stays.
+    """
+
+    workers: tuple[WorkerStatus, ...] = ()
+    auxiliaries: tuple[WorkerStatus, ...] = ()
+    events: tuple[Event, ...] = ()
+    blocks: tuple[LogBlock, ...] = ()
+    dropped: int = 0
+    result: RunResult | None = None
+    departing: str = field(default="")

@@ -1,0 +1,515 @@
+"""Ray places one agent on each of several nodes: `await run(["python", "train.py"], nnodes=4)`.
+
+The cluster has to run already (`ray start`), with this package installed on every node. Each agent
+is an asynchronous actor, the actors stand in a placement group that spreads them strictly, and each
+asks for the NPUs of its node. Ray itself needs 13 s to tell that a node's raylet has died and
+64 s for a cut link; `HEALTH_CHECKS` brings both down to a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import select
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from davincirunsdk.arguments import whole_number
+from davincirunsdk.engines.agent import NodeAgent
+from davincirunsdk.engines.driver import NodeLostError, NodesManager
+from davincirunsdk.errors import PlatformError
+from davincirunsdk.waiting import Patience, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+
+    from davincirunsdk.engines.driver import NodeHandle
+    from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
+    from davincirunsdk.records import RunResult
+
+logger = logging.getLogger("davincirunsdk")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HEALTH_CHECKS: Mapping[str, str] = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Variables for `ray start --head`, with which the loss of a node is known after about 5 s."""
+
+_FROM_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_JOB_ID")
+"""What Ray sets for an actor and means for it alone: one thread, its own debugger, its own job."""
+
+_LAST_WORDS = 0.5
+"""Seconds that an agent without a raylet stays, for its last report to reach the driver."""
+
+
+def manager(
+    command: Sequence[str | os.PathLike[str]],
+    work_dir: str | os.PathLike[str] = "./",
+    log_dir: str | os.PathLike[str] | None = "./log",
+    *,
+    nnodes: int,
+    nproc_per_node: int | None = None,
+    resource: str = "NPU",
+    address: str | None = None,
+    placement_timeout: float = 300.0,
+    grace_period: float = 15.0,
+    env: Mapping[str, str] | None = None,
+    framework: str = "auto",
+    master_port: int | None = None,
+    echo: str | None = None,
+    collect: str = "all",
+    display: Mapping[str, Any] | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> NodesManager:
+    """Describe a job over a Ray cluster, to be used as `async with manager(...) as job`.
+
+    Args:
+        command: See `NodesManager`, as for all arguments that are not named here.
+        work_dir: See there.
+        log_dir: See there.
+        nnodes: Nodes of the job.
+        nproc_per_node: Workers per node; by default one per NPU of a node.
+        resource: Ray's name of what a worker occupies: `NPU`, or `CPU` to run without NPUs.
+        address: Of the cluster's head; by default RAY_ADDRESS, or the cluster on this machine.
+        placement_timeout: Seconds to wait for nodes that are free.
+        grace_period: See there.
+        env: See there.
+        framework: See there.
+        master_port: See there.
+        echo: See there.
+        collect: See there.
+        display: See there.
+        notify: See there.
+
+    Returns:
+        The manager, not started yet.
+
+    Raises:
+        TypeError: As for `NodesManager`.
+        ValueError: As for `NodesManager`.
+    """
+    count = whole_number("nnodes", nnodes, 1)
+    assert count is not None
+    if resource not in ("NPU", "CPU"):
+        raise ValueError(f"resource is {resource!r}: expected NPU or CPU")
+    if resource == "CPU" and nproc_per_node is None:
+        raise ValueError(
+            "nproc_per_node is missing: without NPUs nothing else tells how many workers to start"
+        )
+    placement = RayPlacement(
+        nnodes=count,
+        nproc_per_node=nproc_per_node,
+        resource=resource,
+        address=address,
+        timeout=placement_timeout,
+        notify=notify or (lambda text: logger.warning("%s", text)),
+    )
+    return NodesManager(
+        placement,
+        command,
+        work_dir,
+        log_dir,
+        nproc_per_node=nproc_per_node,
+        grace_period=grace_period,
+        env=env,
+        framework=framework,
+        master_port=master_port,
+        echo=echo,
+        collect=collect,
+        display=display,
+        notify=notify,
+    )
+
+
+def _called_like(
+    model: Callable[P, object],
+) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Give a function the parameters of another, for type checkers and for `help`."""
+
+    def give(function: Callable[..., T]) -> Callable[P, T]:
+        function.__signature__ = inspect.signature(model).replace(  # type: ignore[attr-defined] # known to inspect
+            return_annotation=function.__annotations__["return"]
+        )
+        return function
+
+    return give
+
+
+@_called_like(manager)
+async def run(*arguments: Any, **options: Any) -> RunResult:
+    """Run a command on several nodes of a Ray cluster and wait for its end on all of them.
+
+    Cancelling stops the workers of all nodes with their grace period, then lets the cancellation
+    through; `asyncio.timeout` around it works.
+
+    Args:
+        *arguments: See `manager`.
+        **options: See `manager`; `nnodes` is needed.
+
+    Returns:
+        The result: workers of all nodes in rank order, paths as they are on the nodes.
+
+    Raises:
+        DistributedRuntimeError: A worker failed by itself, or a node was lost.
+        PlatformError: There is no such cluster, or its nodes or their devices cannot be had.
+        RankTableError: The nodes' NPUs make no rank table.
+        WorkerSpawnError: The command cannot be started on one of the nodes.
+    """
+    async with manager(*arguments, **options) as job:
+        return await job.wait()
+
+
+@_called_like(manager)
+def run_blocking(*arguments: Any, **options: Any) -> RunResult:
+    """Do what `run` does in code that is not asynchronous, in a notebook's cell too.
+
+    Ctrl-C stops the workers of all nodes with their grace period and is raised when they are gone.
+
+    Args:
+        *arguments: See `manager`.
+        **options: See `manager`; `nnodes` is needed.
+
+    Returns:
+        As `run`.
+
+    Raises:
+        DistributedRuntimeError: As `run`, and so for all its other errors.
+    """
+    # A loop of its own in a thread of its own: this thread may be a notebook's, whose loop runs.
+    call = _Call(run(*arguments, **options))
+    thread = threading.Thread(target=call.work, name="davincirun-ray")
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            call.cancel()
+            thread.join()
+            raise
+    return call.result()
+
+
+class _Call:
+    """One coroutine in a loop of its own."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, RunResult]) -> None:
+        self._coroutine = coroutine
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[RunResult] | None = None
+        self._result: RunResult | None = None
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        try:
+            self._result = asyncio.run(self._run())
+        except BaseException as error:
+            self._error = error
+
+    async def _run(self) -> RunResult:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.ensure_future(self._coroutine)
+        return await self._task
+
+    def cancel(self) -> None:
+        if self._loop is not None and self._task is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def result(self) -> RunResult:
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+class RayAgent(NodeAgent):
+    """A `NodeAgent` as an actor: it knows Ray's address of its node and outlives its raylet by moments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
+        _forget_what_ray_set(raylet)
+        self._raylet = raylet
+        self._watching: asyncio.Task[None] | None = None
+
+    async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
+        """See `NodeAgent.inspect`; the watch over the raylet begins here."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch_raylet())
+        return await super().inspect(nproc_per_node)
+
+    def address(self) -> str:
+        """Tell Ray's address of this node."""
+        import ray
+
+        address: str = ray.util.get_node_ip_address()
+        return address
+
+    async def _watch_raylet(self) -> None:
+        # Ray leaves an actor whose raylet was killed alive, and learns of the node's loss 13 s later. The
+        # driver still hears the agent itself, whose answers do not go through the raylet.
+        await in_thread(_wait_for_end, self._raylet)
+        await self.leave("its raylet has died, or was killed")
+        await asyncio.sleep(_LAST_WORDS)
+        os._exit(1)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait until a process that is no child of ours has ended; blocks."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        # Kernels before 5.3.
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.5)
+        return
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.poll()
+    os.close(handle)
+
+
+def _forget_what_ray_set(raylet: int) -> None:
+    """Take out of this process's environment, which the workers get, what is not the node's own."""
+    try:
+        entries = Path(f"/proc/{raylet}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return
+    own = {entry.partition(b"=")[0].decode(errors="replace") for entry in entries}
+    for name in _FROM_RAY:
+        if name not in own:
+            os.environ.pop(name, None)
+
+
+class RayPlacement:
+    """One agent on each of several nodes of a Ray cluster.
+
+    Args:
+        nnodes: Number of nodes.
+        nproc_per_node: Devices to occupy on each, None for all NPUs of a node.
+        resource: `NPU` or `CPU`.
+        address: Of the cluster's head, None to look for it.
+        timeout: Seconds to wait for free nodes.
+        notify: Takes a line when nodes have to be waited for.
+    """
+
+    def __init__(
+        self,
+        *,
+        nnodes: int,
+        nproc_per_node: int | None,
+        resource: str,
+        address: str | None,
+        timeout: float,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._nnodes = nnodes
+        self._wanted = nproc_per_node
+        self._resource = resource
+        self._address = address
+        self._timeout = timeout
+        self._notify = notify
+        self._attached = False
+        self._group: Any = None
+        self._actors: list[Any] = []
+
+    async def open(self) -> Sequence[NodeHandle]:
+        """Attach to the cluster, reserve the nodes and place the agents.
+
+        Returns:
+            One handle per node.
+
+        Raises:
+            PlatformError: Ray is not installed, there is no cluster, or the nodes do not get free in time.
+        """
+        waits = Patience(lambda: None)
+        try:
+            await waits.wait(in_thread(self._attach))
+            waits.settle()
+            count = self._wanted if self._wanted is not None else await waits.wait(in_thread(self._most))
+            await waits.wait(in_thread(self._reserve, count))
+            waits.settle()
+            await self._wait_for_nodes(count)
+            self._actors = await waits.wait(in_thread(self._place, count))
+            waits.settle()
+        except BaseException:
+            await waits.wait(in_thread(self._close))
+            raise
+        shared = _Shared()
+        return [_RayNode(actor, shared) for actor in self._actors]
+
+    async def close(self) -> None:
+        """Kill the actors, give the nodes back, leave the cluster if it was not entered before."""
+        await in_thread(self._close)
+
+    def _attach(self) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise PlatformError(
+                "Ray is not installed here; expected it on every node: pip install 'davincirunsdk[ray]'"
+            ) from None
+        if ray.is_initialized():
+            return
+        # Only what has been set before its import is seen by Ray, so nothing is set here. Output comes to
+        # the driver by our reports, so Ray's own forwarding is off.
+        try:
+            ray.init(
+                address=self._address or "auto",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="davincirun",
+            )
+        except ConnectionError as error:
+            raise PlatformError(
+                f"found no Ray cluster ({_first_line(error)}); expected one that runs: `ray start --head` on "
+                "one node, `ray start --address=HEAD:6379` on the others, or its address in RAY_ADDRESS"
+            ) from None
+        self._attached = True
+
+    def _most(self) -> int:
+        """Tell how many devices as many nodes as wanted have, each."""
+        counts = sorted(self._capacities(), reverse=True)
+        if len(counts) < self._nnodes or counts[self._nnodes - 1] < 1:
+            raise PlatformError(
+                f"found {sum(count >= 1 for count in counts)} nodes with NPUs in the Ray cluster; expected "
+                f"{self._nnodes}: start Ray on the nodes that have NPUs, or ask for CPUs (resource='CPU', "
+                "--resource CPU) and give nproc_per_node"
+            )
+        return counts[self._nnodes - 1]
+
+    def _capacities(self) -> list[int]:
+        import ray
+
+        return [int(node["Resources"].get(self._resource, 0)) for node in ray.nodes() if node["Alive"]]
+
+    def _reserve(self, count: int) -> None:
+        from ray.util.placement_group import placement_group
+
+        self._group = placement_group([{self._resource: count}] * self._nnodes, strategy="STRICT_SPREAD")
+
+    async def _wait_for_nodes(self, count: int) -> None:
+        ready = asyncio.wrap_future(self._group.ready().future())
+        words = (
+            f"{self._nnodes} node{'s' if self._nnodes > 1 else ''} with {count} {self._resource} free on each"
+        )
+        done, _ = await asyncio.wait({ready}, timeout=min(2.0, self._timeout))
+        if not done:
+            self._notify(f"waiting for {words}")
+            done, _ = await asyncio.wait({ready}, timeout=max(0.0, self._timeout - 2.0))
+        if done:
+            ready.result()
+            return
+        ready.cancel()
+        waits = Patience(lambda: None)
+        capacities = sorted(await waits.wait(in_thread(self._capacities)), reverse=True)
+        waits.settle()
+        raise PlatformError(
+            f"found no {words} in the Ray cluster within {self._timeout:g} s; its nodes have "
+            f"{', '.join(map(str, capacities[:16])) or 'none'} in all, free or not: wait for other jobs, "
+            "ask for fewer, or add nodes"
+        )
+
+    def _place(self, count: int) -> list[Any]:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        remote = ray.remote(RayAgent)
+        needs: dict[str, Any] = {"num_cpus": count} if self._resource == "CPU" else {"num_cpus": 0}
+        if self._resource != "CPU":
+            needs["resources"] = {self._resource: count}
+        return [
+            remote.options(
+                **needs,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=place
+                ),
+            ).remote()
+            for place in range(self._nnodes)
+        ]
+
+    def _close(self) -> None:
+        try:
+            import ray
+        except ImportError:
+            return
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        self._actors, self._group = [], None
+        if self._attached:
+            ray.shutdown()
+            self._attached = False
+
+
+class _Shared:
+    """The rank table in Ray's store: thousands of rows go to each node once, not through the driver."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._reference: Any = ""
+
+    def reference(self, text: str) -> Any:
+        if text != self._text:
+            import ray
+
+            self._text, self._reference = text, ray.put(text)
+        return self._reference
+
+
+class _RayNode:
+    """The way to one actor; see `NodeHandle`."""
+
+    def __init__(self, actor: Any, shared: _Shared) -> None:
+        self._actor = actor
+        self._shared = shared
+
+    async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
+        facts: NodeFacts = await _answer(self._actor.inspect.remote(nproc_per_node))
+        return facts
+
+    async def start(self, plan: NodePlan, table: str) -> NodeStarted:
+        started: NodeStarted = await _answer(self._actor.start.remote(plan, self._shared.reference(table)))
+        return started
+
+    async def report(self) -> NodeReport:
+        report: NodeReport = await _answer(self._actor.report.remote())
+        return report
+
+    async def stop(self, now: bool) -> None:
+        await _answer(self._actor.stop.remote(now))
+
+    async def signal(self, number: int) -> None:
+        await _answer(self._actor.signal.remote(number))
+
+
+async def _answer(reference: Awaitable[Any]) -> Any:
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return await reference
+    except RayTaskError as error:
+        # The agent's own error, which Ray wraps.
+        raise error.cause from None
+    except RayError as error:
+        raise NodeLostError(_first_line(error)) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
