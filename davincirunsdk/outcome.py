@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from davincirunsdk.records import JobState, RunResult, WorkerFailure, WorkerStat
 if TYPE_CHECKING:
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.launch import Launch
+    from davincirunsdk.worker import Worker
     from davincirunsdk.worker_group import WorkerGroup
 
 _TAIL_LINES = 400
@@ -64,31 +66,54 @@ def _find_failures(group: WorkerGroup, cluster: Cluster) -> tuple[WorkerFailure,
     if not group.failed:
         return ()
     # Loaded where it is needed: most jobs end well.
-    from davincirunsdk.diagnosis import explain_exit, hint, order
+    from davincirunsdk.diagnosis import explain_exit, may_be_victim, order, was_leaving
 
-    failures = []
-    for worker in group.failed:
-        tail = tuple(
-            worker.pump.tail().decode(errors="replace").removesuffix("\n").split("\n")[-_TAIL_LINES:]
-        )
-        failures.append(
-            WorkerFailure(
-                rank=worker.spec.rank,
-                local_rank=worker.spec.local_rank,
-                node_rank=cluster.node_rank,
-                node=cluster.node.name,
-                device_id=worker.spec.device_id,
-                pid=worker.pid,
-                exit_code=worker.exit_code,
-                ended=worker.ended or time.time(),
-                log_path=worker.spec.log_path,
-                tail=tail if tail != ("",) else (),
-                reason=explain_exit(worker.exit_code),
-                hint=hint(tail),
-                name=worker.spec.name,
-            )
-        )
-    return order(tuple(failures))
+    failures = order(
+        tuple(_describe(worker, cluster, explain_exit(worker.exit_code)) for worker in group.failed)
+    )
+    if not may_be_victim(failures[0]):
+        return failures
+    for worker in sorted(_stopped_after_last_words(group), key=lambda worker: worker.pump.last_output or 0.0):
+        reason = "it had raised an exception and was on its way out when the others were stopped"
+        leaving = _describe(worker, cluster, reason)
+        if was_leaving(leaving):
+            worker.state = WorkerState.FAILED
+            return (leaving, *failures)
+    return failures
+
+
+def _stopped_after_last_words(group: WorkerGroup) -> list[Worker]:
+    """List the workers that we stopped and that wrote nothing after our SIGTERM."""
+    return [
+        worker
+        for worker in group.workers
+        if worker.state in (WorkerState.STOPPED, WorkerState.KILLED)
+        and group.stop_began is not None
+        and (worker.pump.last_output or math.inf) <= group.stop_began
+    ]
+
+
+def _describe(worker: Worker, cluster: Cluster, reason: str) -> WorkerFailure:
+    from davincirunsdk.diagnosis import hint
+
+    tail = tuple(worker.pump.tail().decode(errors="replace").removesuffix("\n").split("\n")[-_TAIL_LINES:])
+    own_end = worker.state is WorkerState.FAILED or (worker.exit_code or 0) > 0
+    return WorkerFailure(
+        rank=worker.spec.rank,
+        local_rank=worker.spec.local_rank,
+        node_rank=cluster.node_rank,
+        node=cluster.node.name,
+        device_id=worker.spec.device_id,
+        pid=worker.pid,
+        # A signal of ours says nothing: an exception ends Python with 1.
+        exit_code=worker.exit_code if own_end else 1,
+        ended=worker.ended or time.time(),
+        log_path=worker.spec.log_path,
+        tail=tail if tail != ("",) else (),
+        reason=reason,
+        hint=hint(tail),
+        name=worker.spec.name,
+    )
 
 
 def _judge_state(group: WorkerGroup) -> JobState:

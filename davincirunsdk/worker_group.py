@@ -58,6 +58,7 @@ class WorkerGroup:
         workers: In the order of `specs`.
         failed: Workers that ended badly by themselves, the first one first.
         leftovers: Processes that outlived their workers.
+        stop_began: Wall-clock second of the first SIGTERM, None before.
         stop_requested: True once somebody wanted the job to end before its workers did.
     """
 
@@ -76,6 +77,7 @@ class WorkerGroup:
             for spec, pump in zip(specs, pumps, strict=True)
         ]
         self.failed: list[Worker] = []
+        self.stop_began: float | None = None
         self.leftovers: tuple[Leftover, ...] = ()
         self.stop_requested: bool = False
         self.fail_fast = fail_fast
@@ -312,6 +314,7 @@ class WorkerGroup:
         limit = time.monotonic() + (0.0 if now else self._grace_period)
         if not self.is_stopping():
             self._deadline = limit
+            self.stop_began = time.time()
             for worker in self._running():
                 worker.terminate()
             self._emit(Event(kind="stopping", time=time.time(), detail=reason))

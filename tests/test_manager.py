@@ -123,3 +123,24 @@ def test_a_command_without_sense_is_refused_at_once(command: object, kind: type[
     """A bare string, an empty list and a word that is no word are told apart from a command."""
     with pytest.raises(kind, match="command"):
         FMKManager(command)  # type: ignore[arg-type] # that is the point
+
+
+async def test_a_peer_that_leaves_first_is_not_the_root_cause(job_folder: Path) -> None:
+    """Who raised is to blame, also when a peer noticed and was gone before it had left."""
+    (job_folder / "train.py").write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print('Traceback (most recent call last):\\nValueError: boom', flush=True)\n"
+        "    open('raised', 'w').close()\n"
+        "    time.sleep(600)\n"
+        "while not os.path.exists('raised'): time.sleep(0.01)\n"
+        "time.sleep(0.3)\n"
+        "sys.exit('ConnectionResetError: [Errno 104] Connection reset by peer')"
+    )
+    with pytest.raises(DistributedRuntimeError) as caught:
+        async with FMKManager([PY, "train.py"], nproc_per_node=3) as manager:
+            await manager.wait()
+    error = caught.value
+    assert (error.root_cause.rank, error.exit_code) == (1, 1)
+    assert "ValueError: boom" in str(error)
+    assert str(manager.workers[1].state) == "FAILED"

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.exits import signal_behind
 from davincirunsdk.diagnosis.matching import find, strip_prefix
+from davincirunsdk.diagnosis.patterns import Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from davincirunsdk.diagnosis.matching import Match
     from davincirunsdk.records import WorkerFailure
 
 _EXCEPTION = re.compile(r"(?:\w+\.)*(\w+(?:Error|Exception|Interrupt))(?::|$)", re.ASCII)
@@ -56,12 +58,42 @@ def is_victim(failure: WorkerFailure) -> bool:
         True when its first error is of a secondary kind. A signal is never secondary, except
         SIGABRT, with which communication watchdogs and a shutdown after a failed collective end.
     """
+    match = find(failure.tail)
+    return match is not None and match.shows_victim and _has_no_error_before(failure, match)
+
+
+def may_be_victim(failure: WorkerFailure) -> bool:
+    """Tell whether a worker may have failed because of another one, such as by a broken connection.
+
+    Args:
+        failure: A worker that failed by itself.
+    """
+    match = find(failure.tail)
+    return (
+        match is not None and match.pattern.role is not Role.PRIMARY and _has_no_error_before(failure, match)
+    )
+
+
+def _has_no_error_before(failure: WorkerFailure, match: Match) -> bool:
     if signal_behind(failure.exit_code) not in (None, signal.SIGABRT):
         return False
-    match = find(failure.tail)
-    if match is None or not match.shows_victim:
-        return False
     return not _has_own_exception(failure.tail[: match.index + 1])
+
+
+def was_leaving(failure: WorkerFailure) -> bool:
+    """Tell whether a worker that was stopped had already failed by itself.
+
+    A Python that raised may need a while to leave, and its connections close before its process
+    ends: a peer that notices can be gone first.
+
+    Args:
+        failure: The worker as if it had failed, with the output it wrote before it was stopped.
+
+    Returns:
+        True when that output ends with an exception that is no effect of another rank.
+    """
+    last = next((line for line in reversed(failure.tail) if line.strip()), "")
+    return _EXCEPTION.match(strip_prefix(last)) is not None and not may_be_victim(failure)
 
 
 def _has_own_exception(lines: Sequence[str]) -> bool:
