@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from davincirunsdk.rank_table import v0, v1, v2
+from davincirunsdk.rank_table.decoding import BOM, Break, decode
 from davincirunsdk.rank_table.findings import Finding, Findings, error_of, show
 from davincirunsdk.rank_table.table import Json, RankTable, Row, Server, TableNode
 
@@ -29,10 +30,6 @@ _OTHERS = {
     "prefill_device_list": "a prefill/decode table, which is for inference",
     "devices": "the entry of one pod, as in a pod's annotation, not a whole table",
 }
-_BOM = b"\xef\xbb\xbf"
-
-PIECE = 65536
-"""Bytes that are decoded in one go."""
 
 
 def parse(text: str | bytes, *, path: str | None = None) -> RankTable:
@@ -77,7 +74,7 @@ def dump(table: RankTable) -> str:
         JSON text of one line: v2.0 for a v2.0 table, v1.2 for a v1.2 one, v1.0 for all others.
     """
     shaped = v2.write(table) if table.form == "v2.0" else v1.write(table)
-    # The long list goes item by item, for the reason given at `_in_pieces`.
+    # The long list goes item by item, for the reason that `decoding` gives.
     pieces = {
         key: [msgspec.Raw(msgspec.json.encode(item)) for item in value] if isinstance(value, list) else value
         for key, value in shaped.items()
@@ -112,23 +109,6 @@ def examine(text: str | bytes) -> tuple[RankTable | None, Findings]:
     return None, findings
 
 
-def _in_pieces(data: bytes | msgspec.Raw) -> Json:
-    """Decode a large text member by member.
-
-    The decoder holds the interpreter's lock until it is done, which for ten megabytes holds up the
-    event loop of the program that we run in, though this is another thread.
-    """
-    view = memoryview(data)
-    opening = bytes(view[:64]).lstrip()[:1] if view.nbytes > PIECE else b""
-    if opening == b"{":
-        members = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        return {key: _in_pieces(value) for key, value in members.items()}
-    if opening == b"[":
-        return [_in_pieces(item) for item in msgspec.json.decode(data, type=list[msgspec.Raw])]
-    decoded: Json = msgspec.json.decode(data)
-    return decoded
-
-
 def _keys(top: Iterable[str]) -> str:
     keys = sorted(top)
     listed = ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "")
@@ -137,41 +117,14 @@ def _keys(top: Iterable[str]) -> str:
 
 def _decode(text: str | bytes, findings: Findings) -> dict[str, Json] | None:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if data.startswith(_BOM):
-        data = data[len(_BOM) :]
+    if data.startswith(BOM):
+        data = data[len(BOM) :]
         findings.rewrite = True
-    try:
-        top = _in_pieces(data)
-    except msgspec.DecodeError as error:
-        findings.fault("", f"no valid JSON: {explain(_whole_error(data) or error, data)}", "a JSON object")
-        return None
-    except RecursionError:
-        findings.fault("", "JSON nested a thousand levels deep", "a JSON object")
+    top = decode(data)
+    if isinstance(top, Break):
+        findings.fault("", f"no valid JSON: {top.words}", "a JSON object")
         return None
     if not isinstance(top, dict):
         findings.fault("", show(top), "a JSON object")
         return None
     return top
-
-
-def _whole_error(data: bytes) -> msgspec.DecodeError | None:
-    """Find the error anew in the whole text: one from a piece counts its bytes from the piece's start."""
-    try:
-        msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        return error
-    return None
-
-
-def explain(error: msgspec.DecodeError, data: bytes) -> str:
-    """Word a decoding error with the line and column that editors count by."""
-    message = str(error).removeprefix("JSON is malformed: ")
-    if message == "Input data was truncated":
-        return "the text ends early" if data.strip() else "the text is empty"
-    head, _, tail = message.rpartition(" (byte ")
-    if not head:
-        return message
-    before = data[: int(tail.rstrip(")"))]
-    line = before.count(b"\n") + 1
-    column = len(before) - (before.rfind(b"\n") + 1) + 1
-    return f"{head} at line {line}, column {column}"

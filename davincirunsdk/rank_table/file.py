@@ -25,6 +25,7 @@ import msgspec
 from davincirunsdk.errors import RankTableError, RankTableTimeoutError
 from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.check import READY
+from davincirunsdk.rank_table.decoding import BOM, broken
 from davincirunsdk.rank_table.findings import show
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ UNCHANGED = 3.0
 
 A cut text is waited for to the limit, as its writer may be slow; `{"a":1,}` gets no better by more text,
 and half an hour of waiting would only hide the typo."""
-
-_PREFIX_ERROR = "Input data was truncated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,18 +173,16 @@ def _look_again(path: Path, watch: _Changes) -> _Look:
 
 def _judge(data: bytes) -> tuple[_State, str]:
     """Tell whether text is a finished table; correctness is for the parser."""
-    from davincirunsdk.rank_table import explain
-
-    data = data.removeprefix(b"\xef\xbb\xbf")
+    data = data.removeprefix(BOM)
     try:
         top = msgspec.json.decode(data, type=_Status)
     except msgspec.ValidationError:
         return _State.READY, ""  # valid JSON of another shape: the parser says what is wrong with it
-    except (msgspec.DecodeError, RecursionError) as error:
-        words = explain(error, data) if isinstance(error, msgspec.DecodeError) else "it is nested too deep"
-        if str(error) == _PREFIX_ERROR:
-            return _State.WAITING, f"it is written only in part so far ({words})"
-        return _State.BROKEN, f"it is no valid JSON so far ({words})"
+    except (msgspec.DecodeError, ValueError, RecursionError):  # not all versions make them one family
+        why = broken(data)
+        if why.cut:
+            return _State.WAITING, f"it is written only in part so far ({why.words})"
+        return _State.BROKEN, f"it is no valid JSON so far ({why.words})"
     if isinstance(top.status, str) and top.status.lower() not in READY:
         return _State.WAITING, f"its status is {show(top.status)}"
     return _State.READY, ""
