@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from davincirunsdk import __version__
 from davincirunsdk.arguments import parse_ranks
@@ -32,6 +33,7 @@ from davincirunsdk.records import JobState, WorkerState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from davincirunsdk.engines.driver import NodesManager
     from davincirunsdk.records import RunResult
 
 _USAGE, _PLATFORM = 2, 3
@@ -210,10 +212,36 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
     type=click.Choice(["auto", "mindspore", "torch", "none"]),
     help="Which variables a worker gets; only mindspore starts MindSpore's scheduler.  [default: auto]",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["ray"]),
+    help="Start the workers of all --nnodes from here, on the Ray cluster of RAY_ADDRESS or of this machine.",
+)
+@click.option(
+    "--resource",
+    default="NPU",
+    type=click.Choice(["NPU", "CPU"]),
+    help="With --engine: what a worker occupies on its node.  [default: NPU]",
+)
+@click.option(
+    "--manifest",
+    type=click.Choice(["volcano"]),
+    help="Print a Kubernetes job that runs this command in --nnodes pods; start nothing.",
+)
+@click.option("--image", metavar="IMAGE", help="With --manifest: the pods' image.")
+@click.option(
+    "--retries",
+    default=0,
+    type=click.IntRange(0),
+    metavar="N",
+    help="With --manifest: starts of the whole job after a pod has failed.  [default: 0]",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but errors and the failure report.")
 @click.option("--verbose", is_flag=True, help="Say more: pids, log files, every end.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
+@click.pass_context
 def _command(
+    context: click.Context,
     rank_table: str | None,
     rank_table_timeout: float | None,
     nproc_per_node: int | None,
@@ -231,6 +259,11 @@ def _command(
     log_limit: int | None,
     grace_period: float,
     framework: str,
+    engine: str | None,
+    resource: str,
+    manifest: str | None,
+    image: str | None,
+    retries: int,
     quiet: bool,
     verbose: bool,
     command: tuple[str, ...],
@@ -241,32 +274,58 @@ def _command(
     word of the command. Each worker's output goes to a log file of its own and, line by line, to
     standard output.
     """
+    if manifest is not None:
+        return _print_manifest(context, command, image, nnodes or 1, nproc_per_node, retries, grace_period)
     words = _Words()
     logger = logging.getLogger("davincirunsdk")
     logger.addHandler(_LogHandler(words))
     logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
     try:
-        manager = FMKManager(
-            _complete(command, module, Path(work_dir)),
-            work_dir,
-            log_dir,
-            nproc_per_node=nproc_per_node,
-            rank_table=rank_table,
-            rank_table_timeout=rank_table_timeout,
-            grace_period=grace_period,
-            framework=framework,
-            nnodes=nnodes,
-            node_rank=node_rank,
-            master_addr=master_addr,
-            master_port=master_port,
-            echo=echo,
-            log_limit=log_limit,
-            display={"prefix": prefix, "colour": color, "live": live},
-            notify=None if quiet else words.say,
-        )
-        return asyncio.run(
-            _Run(manager, words, quiet=quiet, verbose=verbose, grace_period=grace_period).run()
-        )
+        if engine is not None:
+            _refuse_with_engine(context, nnodes)
+        display = {"prefix": prefix, "colour": color, "live": live}
+        notify = None if quiet else words.say
+        complete = _complete(command, module, Path(work_dir))
+        job: FMKManager | NodesManager
+        if engine is not None:
+            from davincirunsdk.engines import ray
+
+            assert nnodes is not None
+            job = ray.manager(
+                complete,
+                work_dir,
+                log_dir or "./log",
+                nnodes=nnodes,
+                nproc_per_node=nproc_per_node,
+                resource=resource,
+                grace_period=grace_period,
+                framework=framework,
+                master_port=master_port,
+                echo=echo,
+                collect="none",
+                display=display,
+                notify=notify,
+            )
+        else:
+            job = FMKManager(
+                complete,
+                work_dir,
+                log_dir,
+                nproc_per_node=nproc_per_node,
+                rank_table=rank_table,
+                rank_table_timeout=rank_table_timeout,
+                grace_period=grace_period,
+                framework=framework,
+                nnodes=nnodes,
+                node_rank=node_rank,
+                master_addr=master_addr,
+                master_port=master_port,
+                echo=echo,
+                log_limit=log_limit,
+                display=display,
+                notify=notify,
+            )
+        return asyncio.run(_Run(job, words, quiet=quiet, verbose=verbose, grace_period=grace_period).run())
     except (RankTableError, PlatformError) as error:
         words.say(f"error: {error}")
         return _PLATFORM
@@ -278,6 +337,63 @@ def _command(
         return _USAGE
     finally:
         words.close(2.0)
+
+
+_ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr", "log_limit")
+_OF_MANIFEST = ("manifest", "image", "retries", "nnodes", "command")
+
+
+def _given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _refuse_with_engine(context: click.Context, nnodes: int | None) -> None:
+    """Refuse what an engine settles itself.
+
+    Raises:
+        ValueError: Such an option was given, or the number of nodes was not.
+    """
+    for name in _ONE_NODE:
+        if _given(context, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} has no use with --engine, which settles it: leave it out"
+            )
+    if nnodes is None:
+        raise ValueError("--engine needs --nnodes: how many nodes the job is to have")
+
+
+def _print_manifest(
+    context: click.Context,
+    command: tuple[str, ...],
+    image: str | None,
+    nnodes: int,
+    nproc_per_node: int | None,
+    retries: int,
+    grace_period: float,
+) -> int:
+    from davincirunsdk.engines.manifest import volcano_job
+
+    if image is None:
+        raise click.UsageError("--manifest needs --image: what the pods are to run")
+    options: list[str] = []
+    for parameter in context.command.params:
+        name, value = parameter.name or "", context.params.get(parameter.name or "")
+        if name in _OF_MANIFEST or not _given(context, name):
+            continue
+        options.append(parameter.opts[-1])
+        if value is not True:
+            options.append((",".join(value) or "none") if isinstance(value, tuple) else str(value))
+    text = volcano_job(
+        command,
+        image=image,
+        nnodes=nnodes,
+        npus=8 if nproc_per_node is None else nproc_per_node,
+        options=options,
+        retries=retries,
+        grace_period=grace_period,
+    )
+    click.echo(text, nl=False)
+    return 0
 
 
 def _complete(command: tuple[str, ...], module: bool, work_dir: Path) -> tuple[str, ...]:
@@ -300,7 +416,13 @@ class _Run:
     """One run of the command: the job, the signals that come meanwhile, the exit code."""
 
     def __init__(
-        self, manager: FMKManager, words: _Words, *, quiet: bool, verbose: bool, grace_period: float
+        self,
+        manager: FMKManager | NodesManager,
+        words: _Words,
+        *,
+        quiet: bool,
+        verbose: bool,
+        grace_period: float,
     ) -> None:
         self._manager = manager
         self._words = words
@@ -390,7 +512,7 @@ class _Run:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         for number in _PASSED_ON:
             loop.add_signal_handler(number, self._manager.signal_workers, number)
-        if os.getpid() == 1:
+        if os.getpid() == 1 and isinstance(self._manager, FMKManager):
             loop.add_signal_handler(signal.SIGCHLD, self._manager.reap_orphans)
         yield
 
