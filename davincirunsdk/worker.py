@@ -266,10 +266,11 @@ def _clean_start() -> tuple[str, ...]:
     `subprocess` resets what Python itself ignores, and exec resets handlers. An ignored hang-up is
     passed on: it is the meaning of nohup.
     """
-    passed_on = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
-    odd = bool(signal.pthread_sigmask(signal.SIG_BLOCK, ())) or any(
-        signal.getsignal(number) is signal.SIG_IGN for number in signal.Signals if number not in passed_on
-    )
+    # The kernel knows better than `signal`, which does not hear of what C code ignores.
+    with open("/proc/thread-self/status", encoding="ascii", errors="replace") as status:
+        masks = {line[:6]: int(line[7:], 16) for line in status if line.startswith(("SigBlk", "SigIgn"))}
+    passed_on = sum(1 << (number - 1) for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ))
+    odd = masks["SigBlk"] or masks["SigIgn"] & ~passed_on
     return (sys.executable, "-I", "-S", "-c", _CLEAN_START) if odd and sys.executable else ()
 
 
