@@ -136,7 +136,7 @@ def test_a_failure_on_one_host_ends_both(hosts: tuple[Host, Host], tmp_path: Pat
     ended = launch(
         hosts,
         tmp_path,
-        ["-m", "davincirunsdk.demo", "--backend", "torch", "--epochs", "500", "--fail", "3"],
+        ["-m", "davincirunsdk.demo", "--backend", "torch", "--epochs", "40", "--fail", "3"],
         timeout=120,
     )
     there, here = ended
