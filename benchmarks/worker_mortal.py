@@ -4,12 +4,15 @@ Arguments: folder of the notes, rank that dies, how (`exit` or `kill`), seconds 
 """
 
 import os
-import signal
-import sys
-import time
 
 RANKS = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK")
 rank = next(os.environ[name] for name in RANKS if name in os.environ)
+os.write(1, f"first line of {rank}.\n".encode())
+
+import signal  # noqa: E402  # the line is the launcher's figure, this import would be ours
+import sys  # noqa: E402
+import time  # noqa: E402
+
 folder, victim, way, delay = sys.argv[1:]
 # Opened now: the note itself must cost next to nothing.
 note = os.open(f"{folder}/{rank}.moment", os.O_WRONLY | os.O_CREAT)
@@ -21,7 +24,6 @@ def leave(number: int, frame: object) -> None:
 
 
 signal.signal(signal.SIGTERM, leave)
-os.write(1, f"first line of {rank}.\n".encode())
 with open(f"{folder}/{rank}.tmp", "w") as file:
     file.write(str(os.getpid()))
 os.rename(f"{folder}/{rank}.tmp", f"{folder}/{rank}.ready")
