@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(case: Case) -> None:
-    """Print the seconds and the peak memory in MB of one case: the best of some runs, as other load only adds."""
+    """Print the seconds and the peak memory in MB of one case: the best run, as load only adds."""
     data = v1_table(case.servers) if case.form == "v1.0" else v0_table(case.servers)
     times = []
     for _ in range(5 if case.servers > 1000 else 101):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 READY = frozenset({"completed", "complete"})
 """Words for a finished table, in any case: official pages have both, HCCL itself reads the first only."""
 
+IPV4, IPV6 = int(AF_INET), int(AF_INET6)
+
 RING = 4
 """Devices of one ring on an Atlas 910A board: 0-3 and 4-7."""
 
@@ -161,7 +163,7 @@ def addresses(blocks: list[Block], findings: Findings, *, needed: bool) -> None:
             if text == UNREADABLE:
                 continue
             parts = text.split(",") if "," in text else (text,)
-            family = AF_INET6 if ":" in text else AF_INET
+            family = IPV6 if ":" in text else IPV4
             for part in parts:
                 try:
                     packed = inet_pton(family, part)
@@ -192,7 +194,7 @@ def addresses(blocks: list[Block], findings: Findings, *, needed: bool) -> None:
 
 
 def _addresses(family: int, count: int) -> str:
-    name = "IPv6" if family == AF_INET6 else "IPv4"
+    name = "IPv6" if family == IPV6 else "IPv4"
     return f"{count} {name} address{'es' if count > 1 else ''}"
 
 

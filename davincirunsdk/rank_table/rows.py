@@ -114,6 +114,13 @@ def _extra(item: dict[str, Json], findings: Findings) -> Mapping[str, Json]:
     )
 
 
+def rest(item: dict[str, Json], known: frozenset[str]) -> Mapping[str, Json]:
+    """Take the fields that we do not know; mostly there are none."""
+    if item.keys() <= known:
+        return NO_FIELDS
+    return {key: value for key, value in item.items() if key not in known}
+
+
 def strings(fields: dict[str, Json], names: frozenset[str], findings: Findings) -> dict[str, Json]:
     """Turn numbers into strings where HCCL accepts nothing else; it reads no JSON number in v1.x."""
     for key in names & fields.keys():

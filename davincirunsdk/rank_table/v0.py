@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.rank_table import check
 from davincirunsdk.rank_table.findings import MISSING, UNKNOWN, digits, number, objects, show, text
-from davincirunsdk.rank_table.rows import Block, read_rows
+from davincirunsdk.rank_table.rows import Block, read_rows, rest
 from davincirunsdk.rank_table.table import Json, RankTable, Row, Server
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from davincirunsdk.rank_table.findings import Findings
 
 LONGEST_NAME = 127
@@ -41,7 +43,7 @@ class _Instance:
 
     block: Block
     pod: str
-    extra: dict[str, Json]
+    extra: Mapping[str, Json]
     rows: list[Row]  # in the order they are ranked; `block` keeps that of the text
 
 
@@ -78,12 +80,10 @@ def read(top: dict[str, Json], findings: Findings) -> RankTable:
     check.devices(blocks, findings, shared=True)
     check.addresses(blocks, findings, needed=len({block.server_id for block in blocks}) > 1)
     check.row_fields(blocks, findings)
-    servers = _merge(ordered)
+    servers = _merge(ordered, numbered=lab)
     if lab:
         check.ranks(blocks, findings)
         servers.sort(key=lambda server: min(row.rank for row in server.rows))
-    else:
-        servers = _renumbered(servers)
     merged = [
         Block(server_id=s.server_id, where="group_list", key="devices", rows=list(s.rows)) for s in servers
     ]
@@ -162,8 +162,8 @@ def _read_instance(item: dict[str, Json], where: str, findings: Findings, *, lab
     return _Instance(
         block=Block(server_id=server_id, where=where, key="devices", rows=rows),
         pod=pod,
-        rows=list(rows),
-        extra={key: value for key, value in item.items() if key not in INSTANCE_FIELDS},
+        rows=rows,
+        extra=rest(item, INSTANCE_FIELDS),
     )
 
 
@@ -224,7 +224,7 @@ def _in_order(instances: list[_Instance], where: str, findings: Findings) -> lis
         "by server_id as text and then by device_id",
     )
     for instance in instances:
-        instance.rows.sort(key=lambda row: row.device_id)
+        instance.rows = sorted(instance.rows, key=lambda row: row.device_id)
     return sorted(
         instances, key=lambda it: (it.block.server_id, it.rows[0].device_id if it.rows else UNKNOWN)
     )
@@ -235,27 +235,38 @@ def _pod_number(pod: str) -> int:
     return int(tail) if digits(tail) else UNKNOWN
 
 
-def _merge(instances: list[_Instance]) -> list[Server]:
-    """Join the instances of a server: HCCL wants each server once, and its ranks without a gap."""
-    rows: dict[str, list[Row]] = {}
-    extras: dict[str, dict[str, Json]] = {}
+def _merge(instances: list[_Instance], *, numbered: bool) -> list[Server]:
+    """Join the instances of a server: HCCL wants each server once, and its ranks without a gap.
+
+    Args:
+        instances: In the order they are ranked.
+        numbered: True where the rows have their ranks already.
+
+    Returns:
+        The servers in the order of their first instance.
+    """
+    by_server: dict[str, list[_Instance]] = {}
     for instance in instances:
-        key = instance.block.server_id
         if instance.rows:
-            rows.setdefault(key, []).extend(instance.rows)
-            extras[key] = {**instance.extra, **extras.get(key, {})}
-    return [Server(server_id=key, rows=tuple(found), extra=extras[key]) for key, found in rows.items()]
-
-
-def _renumbered(servers: list[Server]) -> list[Server]:
+            by_server.setdefault(instance.block.server_id, []).append(instance)
     rank = 0
-    result = []
-    for server in servers:
-        rows = []
-        for row in server.rows:
-            rows.append(
-                Row(rank=rank, device_id=row.device_id, device_ip=row.device_ip, pod=row.pod, extra=row.extra)
-            )
-            rank += 1
-        result.append(Server(server_id=server.server_id, rows=tuple(rows), extra=server.extra))
-    return result
+    servers = []
+    for server_id, members in by_server.items():
+        rows = [row for instance in members for row in instance.rows]
+        if not numbered:
+            rows = [
+                Row(
+                    rank=rank + place,
+                    device_id=row.device_id,
+                    device_ip=row.device_ip,
+                    pod=row.pod,
+                    extra=row.extra,
+                )
+                for place, row in enumerate(rows)
+            ]
+        rank += len(rows)
+        extra: Mapping[str, Json] = members[0].extra
+        for instance in members[1:]:
+            extra = {**instance.extra, **extra}
+        servers.append(Server(server_id=server_id, rows=tuple(rows), extra=extra))
+    return servers

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.rank_table import check
 from davincirunsdk.rank_table.findings import MISSING, number, objects, show, text
-from davincirunsdk.rank_table.rows import Block, read_rows, strings
+from davincirunsdk.rank_table.rows import Block, read_rows, rest, strings
 from davincirunsdk.rank_table.table import Json, RankTable, Server, shared_by_pods
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from davincirunsdk.rank_table.findings import Findings
     from davincirunsdk.rank_table.table import Row
 
@@ -33,7 +35,7 @@ def read(top: dict[str, Json], findings: Findings) -> RankTable:
     """
     items = objects(top.get("server_list"), "server_list", findings, expected="servers")
     blocks = []
-    extras: list[dict[str, Json]] = []
+    extras: list[Mapping[str, Json]] = []
     for index, item in items:
         where = f"server_list[{index}]"
         server_id = text(
@@ -45,9 +47,9 @@ def read(top: dict[str, Json], findings: Findings) -> RankTable:
         )
         rows = read_rows(item.get("device", MISSING), f"{where}.device", findings)
         blocks.append(Block(server_id=server_id, where=where, key="device", rows=rows))
-        extra = {key: value for key, value in item.items() if key not in SERVER_FIELDS}
-        check.address(extra.get("host_ip"), f"{where}.host_ip", findings)
-        extras.append(extra)
+        more = rest(item, SERVER_FIELDS)
+        check.address(more.get("host_ip"), f"{where}.host_ip", findings)
+        extras.append(more)
     declared = top.get("server_count", MISSING)
     if declared is not MISSING and isinstance(top.get("server_list"), list):
         counted = number(declared, "server_count", findings)
