@@ -309,7 +309,7 @@ def test_stuck_stdout_that_is_read_again() -> None:
     notices = [line for line in got if b"left out" in line]
     left_out = sum(int(line.split()[3]) for line in notices)
     assert re.fullmatch(
-        rb"\[rank 0\] \.\.\. \d+ lines \([\d.]+ MB\) left out of the display; "
+        rb"\[rank 0\] \.\.\. \d+ lines \([\d.]+ [kM]B\) left out of the display; "
         rb"all is in /logs/job-proc-rank-0-device-0.txt\n",
         notices[0],
     )
