@@ -30,10 +30,14 @@ KINDS = {
     "fails": 1,
     "once-setsid": 1,
     "counts": 1,
+    "once-pipe": 1,
+    "floods": 1,
+    "talks": 1,
 }
+_OF_SINGLE_TESTS = ("once-setsid", "counts", "once-pipe", "floods", "talks")
 """Records that each kind makes before it is ready."""
 
-EVERY_KIND = tuple(kind for kind in KINDS if kind not in ("once-setsid", "counts"))
+EVERY_KIND = tuple(kind for kind in KINDS if kind not in _OF_SINGLE_TESTS)
 LIGHT_KINDS = tuple(kind for kind in EVERY_KIND if kind != "pool")
 """Without the one that starts six interpreters."""
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 records = Path(sys.argv[1])
@@ -171,6 +172,24 @@ def fails() -> None:
     sys.exit(3)
 
 
+def once_pipe() -> None:
+    print("last words")
+    helper("once-pipe", session=True, pipe=True)
+
+
+def floods() -> None:
+    record("floods")
+    while True:
+        print("x" * 1000)
+
+
+def talks() -> None:
+    record("talks")
+    for number in count():
+        print("line", number, flush=True)
+        time.sleep(0.01)
+
+
 KINDS = {
     "obedient": obedient,
     "deaf": deaf,
@@ -188,6 +207,9 @@ KINDS = {
     "fails": fails,
     "once-setsid": lambda: helper("once-setsid", session=True),
     "counts": counts,
+    "once-pipe": once_pipe,
+    "floods": floods,
+    "talks": talks,
 }
 
 
