@@ -18,8 +18,7 @@ import sys
 from starlette.testclient import TestClient
 with TestClient(app) as client:
     job = client.post("/start", json={"command": [sys.executable, "train.py"]}).json()["job"]
-    said = client.get(f"/log/{job}").text
-    assert sorted(said.split("\\n")[:-1]) == [f"[rank {rank}] step 1 of rank {rank}" for rank in range(8)], said
+    print(client.get(f"/log/{job}").text, end="")
 """
 
 
@@ -44,6 +43,12 @@ def test_python_examples_run(example: str, failing: bool, job_folder: Path) -> N
     if failing and not service:
         assert "is the root cause, exit code 4" in said
         assert "Traceback" not in done.stderr or "DistributedRuntimeError" in done.stderr
+    elif service:
+        # Where one fails, the others may be stopped before they have said anything.
+        lines = {f"[rank {rank}] step 1 of rank {rank}" for rank in range(8)}
+        assert set(done.stdout.splitlines()) <= lines
+        assert failing or set(done.stdout.splitlines()) == lines
+        assert done.returncode == 0, done.stderr
     else:
         assert done.returncode == 0, done.stderr
         assert (job_folder / "log").is_dir()
