@@ -25,7 +25,7 @@ from davincirunsdk.records import WorkerState, WorkerStatus
 from davincirunsdk.waiting import Patience, in_thread, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from davincirunsdk.cluster import WorkerSpec
     from davincirunsdk.log_pump import LogPump
@@ -269,9 +269,15 @@ def _clean_start() -> tuple[str, ...]:
     # The kernel knows better than `signal`, which does not hear of what C code ignores.
     with open("/proc/thread-self/status", encoding="ascii", errors="replace") as status:
         masks = {line[:6]: int(line[7:], 16) for line in status if line.startswith(("SigBlk", "SigIgn"))}
-    passed_on = sum(1 << (number - 1) for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ))
-    odd = masks["SigBlk"] or masks["SigIgn"] & ~passed_on
+    passed_on = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
+    # Two more are the C library's own; its posix_spawn() has children ignore them.
+    valid = signal.valid_signals()
+    odd = masks["SigBlk"] & _mask(valid) | masks["SigIgn"] & _mask(valid - passed_on)
     return (sys.executable, "-I", "-S", "-c", _CLEAN_START) if odd and sys.executable else ()
+
+
+def _mask(numbers: Iterable[int]) -> int:
+    return sum(1 << (number - 1) for number in numbers)
 
 
 def _spawn_error(spec: WorkerSpec, error: OSError) -> WorkerSpawnError:

@@ -55,6 +55,8 @@ HABITS = [
     "has descriptors",
     "forks with locks held",
 ]
+LIBRARY_SIGNALS = 1 << 31 | 1 << 32
+"""Signals 32 and 33 are the C library's own; its posix_spawn(), which started the program, ignores them."""
 TAKES_EXIT_STATUS = {"ignores SIGCHLD", "reaps in a handler", "reaps in a thread"}
 
 
@@ -70,7 +72,9 @@ def test_odd_programs(habit: str, tmp_path: Path) -> None:
     may_be_unknown = [None] if habit in TAKES_EXIT_STATUS else []
     if not (may_be_unknown and told["good"]["state"] == "FAILED"):
         assert (told["good"]["state"], told["good"]["codes"]) == ("SUCCEEDED", [0, 0])
-    assert told["good"]["logs"] == ["SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"] * 2
+    for log in told["good"]["logs"]:
+        masks = {line[:6]: int(line[7:], 16) & ~LIBRARY_SIGNALS for line in log.splitlines()}
+        assert masks == {"SigBlk": 0, "SigIgn": 0}
     assert told["open"]["logs"] == ["0\n1\n2\n"] * 2
     for name, code in (("bad", 7), ("late", 9), ("signal", -signal.SIGSEGV)):
         assert told[name]["state"] == "FAILED"
