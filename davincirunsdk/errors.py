@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class DistributedRuntimeError(DavinciRunError, RuntimeError):
         """The worker that failed first by itself."""
         return self.failures[0]
 
+    def __reduce__(self) -> tuple[partial[DistributedRuntimeError], tuple[object, ...]]:
+        # Exceptions are pickled by their positional arguments, and so would lose all others.
+        make = partial(type(self), failures=self.failures, exit_code=self.exit_code, result=self.result)
+        return make, self.args
+
 
 class RankTableError(DavinciRunError, ValueError):
     """A rank table is wrong.
@@ -80,3 +86,7 @@ class WorkerSpawnError(DavinciRunError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    def __reduce__(self) -> tuple[partial[WorkerSpawnError], tuple[object, ...]]:
+        # An `OSError` with one argument would lose its number.
+        return partial(type(self), errno=self.errno, rank=self.rank), self.args
