@@ -10,9 +10,8 @@ import asyncio
 import os
 import signal
 import threading
-from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
@@ -158,8 +157,13 @@ def start_distributed_train(
         framework=framework,
         max_restarts=max_restarts,
     )
-    _run(manager.__aenter__)
-    _background.add(manager)
+    try:
+        _run(manager.__aenter__, hasten=lambda: manager.end_here(True))
+        _background.add(manager)
+    except KeyboardInterrupt:
+        # It may have come when all workers ran already.
+        _end(manager)
+        raise
     return manager
 
 
@@ -266,7 +270,13 @@ def start_and_wait_distributed_train(
             framework=framework,
             max_restarts=max_restarts,
         )
-        return wait_distributed_train(manager, destroy_when_finished, raise_exception)
+        try:
+            return wait_distributed_train(manager, destroy_when_finished, raise_exception)
+        except KeyboardInterrupt:
+            # It may have come between the two calls.
+            if destroy_when_finished:
+                _end(manager)
+            raise
 
 
 def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) -> RunResult:
@@ -276,15 +286,18 @@ def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) 
                 return asyncio.run_coroutine_threadsafe(manager.wait(), owner).result()
             finally:
                 if destroy:
-                    _end(manager, owner)
+                    _end(manager)
     except _Terminated:
         # Its default action, which the program has: now that the job is over, let it happen.
         os.kill(os.getpid(), signal.SIGTERM)
         raise
 
 
-def _end(manager: FMKManager, owner: asyncio.AbstractEventLoop) -> None:
+def _end(manager: FMKManager) -> None:
     """Stop what is left and wait until it is gone; every further interrupt hastens it."""
+    owner = manager.owner
+    if owner is None:
+        return
     interrupt: BaseException | None = None
     while True:
         try:
@@ -318,26 +331,69 @@ def _sigterm_ends_waiting() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _run(function: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine function in the background loop; Ctrl-C cancels it and waits for its end."""
-    future: Future[T] = _background.portal().start_task_soon(function)
+class _Call(Generic[T]):
+    """A coroutine in the background loop that can be ended from outside, whether it has begun or not.
+
+    The portal's own futures will not do: cancelling one waits for nothing and does not reach a start,
+    which shields itself from cancel scopes, and an interrupt may come before there is a future.
+
+    Args:
+        function: Makes the coroutine.
+        hasten: Makes one that hastens its end.
+    """
+
+    def __init__(
+        self, function: Callable[[], Awaitable[T]], hasten: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        self._function = function
+        self._hasten = hasten
+        self._task: asyncio.Future[T] | None = None
+        self._unwanted = False
+
+    async def run(self) -> T:
+        if self._unwanted:
+            raise asyncio.CancelledError
+        self._task = asyncio.ensure_future(self._function())
+        await asyncio.wait({self._task})
+        return self._task.result()
+
+    async def end(self, hasten: bool) -> None:
+        """Cancel it and wait for its end; after this it cannot begin any more."""
+        self._unwanted = True
+        if self._task is None:
+            return
+        self._task.cancel()
+        if hasten and self._hasten is not None:
+            await self._hasten()
+        await asyncio.wait({self._task})
+
+
+def _run(function: Callable[[], Awaitable[T]], hasten: Callable[[], Awaitable[None]] | None = None) -> T:
+    """Run a coroutine function in the background loop; Ctrl-C cancels it and waits for its end.
+
+    Args:
+        function: Makes the coroutine.
+        hasten: Makes one that hastens the end, for every further Ctrl-C.
+    """
+    call = _Call(function, hasten)
+    portal = _background.portal()
     try:
-        return future.result()
+        return portal.start_task_soon(call.run).result()
     except KeyboardInterrupt:
-        future.cancel()
-        _wait_for_end(future)
+        _insist(lambda again: portal.start_task_soon(call.end, again).result())
         raise
 
 
-def _wait_for_end(future: Future[T]) -> None:
+def _insist(end: Callable[[bool], None]) -> None:
+    """Call `end` until it returns; its argument tells whether another Ctrl-C came meanwhile."""
+    again = False
     while True:
         try:
-            future.exception()
+            end(again)
         except KeyboardInterrupt:
-            continue
-        except CancelledError:
+            again = True
+        else:
             return
-        return
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -210,3 +210,64 @@ def test_signals_while_a_thread_waits(
     assert process.wait(LIMIT) in (-number, 1 if number == signal.SIGINT else -number)
     # KeyboardInterrupt ends the main thread, after which the job is stopped; SIGTERM ends the process.
     recorded.assert_gone_by(time.monotonic() + (0.0 if number == signal.SIGINT else 3.0))
+
+
+INTERRUPTED = """
+import os, random, signal, sys, threading, time
+import psutil
+from davincirunsdk import start_and_wait_distributed_train
+
+shots, rounds, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+
+def left():
+    found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in found]
+
+for number in range(rounds):
+    over = threading.Event()
+
+    def shoot():
+        time.sleep(0.1 * number / rounds)
+        for _ in range(shots):
+            if over.is_set():
+                return
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.001)
+        # Python loses a KeyboardInterrupt that is raised in a finalizer: once more.
+        while not over.wait(5):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    shooter = threading.Thread(target=shoot)
+    try:
+        shooter.start()
+        start_and_wait_distributed_train(command, nproc_per_node=2, grace_period=600)
+    except KeyboardInterrupt:
+        pass
+    while shooter.is_alive():
+        try:
+            over.set()
+            shooter.join()
+        except KeyboardInterrupt:
+            pass
+    assert not left(), (number, left())
+print("interrupted", rounds, "times", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("shots", "rounds"), [(1, 30), (40, 15)])
+def test_control_c_at_any_moment_of_the_start(shots: int, rounds: int) -> None:
+    """One Ctrl-C or a storm, from the first moment of the blocking call on: it raises and nothing is left."""
+    words = [
+        PY,
+        "-c",
+        INTERRUPTED,
+        str(shots),
+        str(rounds),
+        PY,
+        "-S",
+        "-E",
+        "-c",
+        "import time; time.sleep(600)",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=50)
+    assert done.stdout == f"interrupted {rounds} times\n", done.stderr
