@@ -45,7 +45,10 @@ HEALTH_CHECKS: Mapping[str, str] = {
 }
 """Variables for `ray start --head`, with which the loss of a node is known after about 5 s."""
 
-_FROM_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_JOB_ID")
+_ACTOR_ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "false"}
+"""An actor that has to go would kill the guardian, its child, which then could not end the rest."""
+
+_FROM_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_JOB_ID", *_ACTOR_ENVIRONMENT)
 """What Ray sets for an actor and means for it alone: one thread, its own debugger, its own job."""
 
 _LAST_WORDS = 0.5
@@ -434,6 +437,7 @@ class RayPlacement:
             remote.options(
                 **needs,
                 max_restarts=0,
+                runtime_env={"env_vars": _ACTOR_ENVIRONMENT},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=place
                 ),
