@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import threading
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
@@ -48,43 +49,50 @@ class _Background:
     """The background loop, opened with the first use and closed when the main thread has ended."""
 
     def __init__(self) -> None:
-        self._inherited: list[ExitStack] = []
-        self._stack = ExitStack()
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         """A forked child has neither the thread nor the jobs, and perhaps a lock that nobody frees."""
-        # Collecting it would close the parent's portal and wait for its thread.
-        self._inherited.append(self._stack)
         self._lock = threading.Lock()
-        self._portal: BlockingPortal | None = None
-        self._stack = ExitStack()
+        self._opened: Future[BlockingPortal] | None = None
         self._managers: list[FMKManager] = []
 
     def portal(self) -> BlockingPortal:
         with self._lock:
-            if self._portal is None:
-                self._portal = self._stack.enter_context(
-                    start_blocking_portal("asyncio", name="davincirun-loop")
-                )
-                # No atexit handler: those run when no thread can be started any more, which stopping needs.
-                threading.Thread(target=self._close_at_exit, name="davincirun-exit", daemon=False).start()
-            return self._portal
+            opened = self._opened
+            if opened is None:
+                opened = Future()
+                # Opened and closed in a thread of its own: Ctrl-C while it opens would leave it half made.
+                # No atexit handler closes it: those run when no thread can be started any more, which
+                # stopping needs. Not a daemon, though the caller may be one.
+                threading.Thread(
+                    target=self._live, args=[opened], name="davincirun-exit", daemon=False
+                ).start()
+                self._opened = opened
+        return opened.result()
 
     def add(self, manager: FMKManager) -> None:
         with self._lock:
             self._managers = [*(other for other in self._managers if not other.gone), manager]
 
-    def _close_at_exit(self) -> None:
-        threading.main_thread().join()
-        with self._lock:
-            portal, managers = self._portal, self._managers
-        if portal is not None:
-            endings = [portal.start_task_soon(manager.end_here) for manager in managers]
-            for ending in endings:
-                ending.exception()
-            self._stack.close()
+    def _live(self, opened: Future[BlockingPortal]) -> None:
+        try:
+            with start_blocking_portal("asyncio", name="davincirun-loop") as portal:
+                opened.set_result(portal)
+                threading.main_thread().join()
+                with self._lock:
+                    managers = self._managers if self._opened is opened else []
+                endings = [portal.start_task_soon(manager.end_here) for manager in managers]
+                for ending in endings:
+                    ending.exception()
+        except RuntimeError as error:
+            if opened.done():
+                raise
+            # No thread can be had for the loop; there may be one later.
+            with self._lock:
+                self._opened = None
+            opened.set_exception(error)
 
 
 _background = _Background()
