@@ -16,6 +16,7 @@ from davincirunsdk.errors import PlatformError, WorkerSpawnError
 from davincirunsdk.log_file import LogFile, open_log_files
 from davincirunsdk.log_limit import LimitedLogFile
 from davincirunsdk.mark import JOB_MARK
+from davincirunsdk.worker import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,7 +120,7 @@ def prepare(
         )
     except OSError as error:
         raise PlatformError(
-            f"log_dir {log_dir}: a log file cannot be opened: {error.strerror}: {error.filename}; "
+            f"log_dir {log_dir}: a log file cannot be opened: {error.filename}: {explain(error)}; "
             "give a folder that can be written, with log_dir or --log-dir"
         ) from None
     specs = [

@@ -24,7 +24,8 @@ from davincirunsdk.log_pump import LogPump
 from davincirunsdk.log_streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.outcome import judge
 from davincirunsdk.records import Event, JobState, RunResult
-from davincirunsdk.waiting import Patience, in_thread, resolve
+from davincirunsdk.waiting import Patience, in_thread, in_thread_or_here, resolve
+from davincirunsdk.worker import spawn_error
 from davincirunsdk.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class FMKManager:
         self._event_feeds: list[Feed[Event]] = []
         self._events_lock = threading.Lock()
         self._event_log: EventLog | None = None
+        self._events_written: asyncio.Future[None] | None = None
         self._began = time.time()
         self._process = os.getpid()
 
@@ -182,6 +184,7 @@ class FMKManager:
         launch = await self._prepare()
         started: asyncio.Future[None] = loop.create_future()
         self._task = loop.create_task(self._supervise(started), name=f"davincirun-{launch.job_id}")
+        self._task.add_done_callback(lambda _: self._tell_decided())
         waits = Patience(self._request_stop)
         with _shield():
             await waits.until_any(started, self._task)
@@ -190,6 +193,9 @@ class FMKManager:
         waits.settle()
         if isinstance(self._error, WorkerSpawnError):
             raise self._error
+        if self._task.done() and self._result is None:
+            # An error of our own.
+            self._task.result()
         return self
 
     async def __aexit__(
@@ -218,9 +224,17 @@ class FMKManager:
             DistributedRuntimeError: A worker failed by itself.
         """
         await self._in_own_loop(self._wait_here)
+        return self.outcome()
+
+    def outcome(self) -> RunResult:
+        """Tell how the job ended, once that is `decided`; returns and raises as `wait` does."""
         self._told = True
         if self._error is not None:
             raise self._error
+        if self._result is None:
+            # An error of our own ended the supervision: better seen than waited for.
+            assert self._task is not None
+            self._task.result()
         assert self._result is not None
         return self._result
 
@@ -390,13 +404,18 @@ class FMKManager:
             self._open_display(launch)
             for spec, file in zip(launch.specs, launch.files, strict=True):
                 pumps.append(LogPump(spec.rank, file, self._hub))
-        except BaseException:
+            self._event_log = EventLog(launch.events, launch.job_id, cluster.node.name)
+            self._events_written = self._event_log.start()
+        except BaseException as error:
+            if self._sink is not None:
+                self._sink.close(0.0)
             for pump in pumps:
                 pump.discard()
             for file in (*launch.files, launch.events):
                 file.close()
+            if isinstance(error, OSError):
+                raise spawn_error(launch.specs[min(len(pumps), len(launch.specs) - 1)], error) from None
             raise
-        self._event_log = EventLog(launch.events, launch.job_id, cluster.node.name)
         self._group = WorkerGroup(
             launch.specs,
             pumps,
@@ -440,8 +459,6 @@ class FMKManager:
         group = self._group
         assert group is not None
         waits = Patience(self._request_stop)
-        assert self._event_log is not None
-        events_written = self._event_log.start()
         try:
             await group.run(
                 started=lambda: resolve(started, None),
@@ -450,17 +467,24 @@ class FMKManager:
         except WorkerSpawnError as error:
             self._error = error
         finally:
-            await self._judge(waits, at_end=True)
-            if self._sink is not None:
-                await waits.wait(in_thread(self._sink.close, _DISPLAY_PATIENCE))
-            self._event_log.close()
-            await self._within(waits, events_written, _EVENTS_PATIENCE)
-            self._hub.close()
-            with self._events_lock:
-                for feed in self._event_feeds:
-                    feed.close()
-            self._tell_decided()
+            try:
+                await self._judge(waits, at_end=True)
+            finally:
+                await self._end_streams(waits)
         waits.settle()
+
+    async def _end_streams(self, waits: Patience) -> None:
+        """Let display, events file and readers come to their ends."""
+        if self._sink is not None:
+            await waits.wait(in_thread_or_here(self._sink.close, _DISPLAY_PATIENCE))
+        assert self._event_log is not None
+        assert self._events_written is not None
+        self._event_log.close()
+        await self._within(waits, self._events_written, _EVENTS_PATIENCE)
+        self._hub.close()
+        with self._events_lock:
+            for feed in self._event_feeds:
+                feed.close()
 
     @staticmethod
     async def _within(waits: Patience, future: asyncio.Future[None], timeout: float) -> None:
@@ -478,7 +502,7 @@ class FMKManager:
         if not at_end and (self._fail_fast or self._error is not None):
             return
         # In a thread: looking through much output takes its time.
-        result, report = await waits.wait(in_thread(judge, launch, group, cluster, self._began))
+        result, report = await waits.wait(in_thread_or_here(judge, launch, group, cluster, self._began))
         if result.failures and self._error is None:
             self._error = DistributedRuntimeError(
                 report, failures=result.failures, exit_code=result.exit_code, result=result

@@ -115,3 +115,23 @@ def in_thread(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
     except RuntimeError as error:
         raise OSError(errno.EAGAIN, str(error)) from None
     return future
+
+
+def in_thread_or_here(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    """Call a blocking function as `in_thread` does, or at once if no thread can be started.
+
+    For what ends a job: workers that use up all processes of a container must not keep it from that,
+    and a loop that is held up is the lesser evil.
+
+    Returns:
+        A future of the running loop.
+    """
+    try:
+        return in_thread(function, *args)
+    except OSError:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future

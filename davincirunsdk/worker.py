@@ -43,6 +43,12 @@ _CLEAN_START = (
 )
 """Runs the command with default signals. Only exec can be told nothing of signals by `subprocess`."""
 
+_ADVICE = {
+    errno.EAGAIN: "the limit on processes is reached: see `ulimit -u` and the container's pids limit",
+    errno.EMFILE: "the limit on open files is reached: see `ulimit -n`",
+    errno.ENOEXEC: "a script needs a first line such as `#!/bin/sh`",
+}
+
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
@@ -104,14 +110,14 @@ class Worker:
         try:
             output = self.pump.start()
         except OSError as error:
-            resolve_error(started, _spawn_error(self.spec, error))
+            resolve_error(started, spawn_error(self.spec, error))
             return
         try:
             try:
                 process, handle = await waits.wait(in_thread(_spawn, self.spec, self.pump.source))
             except OSError as error:
                 self.pump.close_source()
-                resolve_error(started, _spawn_error(self.spec, error))
+                resolve_error(started, spawn_error(self.spec, error))
             else:
                 self.pump.close_source()
                 self._process, self._handle = process, handle
@@ -280,16 +286,19 @@ def _mask(numbers: Iterable[int]) -> int:
     return sum(1 << (number - 1) for number in numbers)
 
 
-def _spawn_error(spec: WorkerSpec, error: OSError) -> WorkerSpawnError:
-    why = os.strerror(error.errno) if error.errno else str(error)
-    advice = ""
-    if error.errno == errno.EAGAIN:
-        advice = "; the limit on processes is reached: see `ulimit -u` and the container's pids limit"
-    elif error.errno == errno.ENOEXEC:
-        advice = "; a script needs a first line such as `#!/bin/sh`"
+def spawn_error(spec: WorkerSpec, error: OSError) -> WorkerSpawnError:
+    """Say that, and why, a worker cannot be started."""
     return WorkerSpawnError(
-        f"{spec.name} cannot be started: {spec.command[0]}: {why}{advice}", errno=error.errno, rank=spec.rank
+        f"{spec.name} cannot be started: {spec.command[0]}: {explain(error)}",
+        errno=error.errno,
+        rank=spec.rank,
     )
+
+
+def explain(error: OSError) -> str:
+    """Say why something cannot be started or opened, and what to do where a limit is reached."""
+    why = os.strerror(error.errno) if error.errno else str(error)
+    return "; ".join(filter(None, [why, _ADVICE.get(error.errno or 0)]))
 
 
 def _open_handle(pid: int) -> int | None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from davincirunsdk.errors import WorkerSpawnError
 from davincirunsdk.guardian import guardian
 from davincirunsdk.records import Event, Leftover, WorkerState, signal_name
-from davincirunsdk.waiting import Patience, in_thread, resolve
-from davincirunsdk.worker import Worker
+from davincirunsdk.waiting import Patience, in_thread, in_thread_or_here, resolve
+from davincirunsdk.worker import Worker, explain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -128,7 +128,7 @@ class WorkerGroup:
             for task in tasks:
                 await waits.until_any(task)
             guarded.end()
-            await waits.wait(in_thread(guardian.release, self._mark))
+            await waits.wait(in_thread_or_here(guardian.release, self._mark))
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -152,7 +152,7 @@ class WorkerGroup:
             await waits.wait(in_thread(guardian.watch, self._mark))
         except OSError as error:
             self._spawn_error = WorkerSpawnError(
-                f"the guardian cannot be started: {error}", errno=error.errno
+                f"the guardian cannot be started: {explain(error)}", errno=error.errno
             )
             self._begin_stop(now=False, reason=str(self._spawn_error))
         for worker in self.workers:
@@ -171,6 +171,9 @@ class WorkerGroup:
                 self._begin_stop(now=False, reason=str(error))
                 continue
             self._note("started", worker)
+            if self.is_stopping() and worker.running:
+                # The stop came while it was being started.
+                worker.terminate()
 
     async def _supervise(self, waits: Patience, decided: Callable[[], Awaitable[None]]) -> None:
         """Wait until all workers have ended or a stop began."""
@@ -189,7 +192,7 @@ class WorkerGroup:
             self._begin_stop(now=False, reason="the workers have ended")
         if not self.is_stopping():
             return
-        strays = in_thread(self._terminate_strays)
+        strays = in_thread_or_here(self._terminate_strays)
         strays.add_done_callback(self._wake)
         while self._running() and time.monotonic() < self._deadline:
             await self._next_change(waits, self._deadline)
@@ -222,13 +225,13 @@ class WorkerGroup:
         if not self.fail_fast and not self.is_stopping():
             # The caller wants survivors kept: say how it ended and wait until they are not wanted.
             await decided()
-            if await waits.wait(in_thread(self._survivors)):
+            if await waits.wait(in_thread_or_here(self._survivors)):
                 while not self.is_stopping():
                     await self._next_change(waits, math.inf)
         if not self.is_stopping():
             self._deadline = time.monotonic() + self._grace_period
         sessions = self._sessions()
-        found = await waits.wait(in_thread(self._end_strays, sessions))
+        found = await waits.wait(in_thread_or_here(self._end_strays, sessions))
         # A worker that got our SIGTERM may take its time with its helpers: only those of a job
         # that ended by itself are worth a word.
         self.leftovers = tuple(Leftover(pid=process.pid, command=process.command) for process in found)
@@ -397,7 +400,7 @@ class _GuardianWatch:
         if self._revivals > _REVIVALS:
             logger.warning("the guardian ends again and again: if this process is killed, workers may stay")
             return
-        in_thread(guardian.revive).add_done_callback(self._revived)
+        in_thread_or_here(guardian.revive).add_done_callback(self._revived)
 
     def _revived(self, revival: asyncio.Future[None]) -> None:
         if (error := revival.exception()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -65,8 +66,15 @@ class ThreadedSink(ABC):
         self.progress += 1
 
     def start(self) -> None:
-        """Begin to show; called once, when the sink is complete."""
-        self._thread.start()
+        """Begin to show; called once, when the sink is complete.
+
+        Raises:
+            OSError: No thread can be started.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     @abstractmethod
     def show(self, output: list[LogBlock | Gap]) -> float | None:
