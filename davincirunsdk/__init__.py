@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from davincirunsdk import aio
+    from davincirunsdk import aio, engines
     from davincirunsdk.blocking import (
         init_rank_table,
         set_random_ms_cache_dir,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "aio": "",
+    "engines": "",
     "init_rank_table": "blocking",
     "set_random_ms_cache_dir": "blocking",
     "start_and_wait_distributed_train": "blocking",
@@ -81,6 +82,7 @@ __all__ = [
     "WorkerStatus",
     "__version__",
     "aio",
+    "engines",
     "init_rank_table",
     "set_random_ms_cache_dir",
     "start_and_wait_distributed_train",

@@ -73,7 +73,7 @@ class NodeAgent:
         Returns:
             The workers, or the error for which none was started.
         """
-        self._outbox = _Outbox()
+        self._manager, self._stop_wanted, self._outbox = None, False, _Outbox()
         started: asyncio.Future[NodeStarted] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(plan, table, started), name="davincirun-agent")
         return await started

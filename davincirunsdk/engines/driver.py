@@ -200,6 +200,7 @@ class NodesManager:
         self._table = ""
         self._troubled: list[Member] = []
         self._start_error: DavinciRunError | None = None
+        self._unstarted = 0
         self._stopping = False
         self._overdue: asyncio.Future[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
@@ -408,7 +409,7 @@ class NodesManager:
             await self._start_all(waits)
         finally:
             await waits.wait(asyncio.ensure_future(self._placement.close()))
-            self._judge()
+            await self._judge(waits)
             if self._sink is not None:
                 await waits.wait(in_thread(self._sink.close, _DISPLAY_PATIENCE))
             self._hub.close()
@@ -420,6 +421,7 @@ class NodesManager:
         """Start the workers of all nodes and see them to their end; another run would be another call."""
         loop = asyncio.get_running_loop()
         assert self._overdue is not None
+        self._unstarted = len(self._members)
         tasks = {
             loop.create_task(self._see_through(member), name=f"davincirun-{member.name}"): member
             for member in self._members
@@ -446,7 +448,8 @@ class NodesManager:
             if answer.error is not None:
                 self._fail_start(member, answer.error)
                 return
-            if all(other.workers for other in self._members):
+            self._unstarted -= 1
+            if not self._unstarted:
                 assert self._started is not None
                 resolve(self._started, None)
             if member.stop_sent:
@@ -467,8 +470,7 @@ class NodesManager:
         member.dropped = report.dropped
         for event in report.events:
             if event.kind == "stopping" and not member.stop_sent:
-                self._troubled.append(member)
-                self._begin_stop(reason=f"{event.detail} on {member.name}", but=member)
+                self._fail_fast(member, f"{event.detail} on {member.name}")
             if event.kind != "finished":
                 about = event.detail if event.rank is not None else f"{member.name}: {event.detail}"
                 self._emit(replace(event, detail=about))
@@ -483,15 +485,19 @@ class NodesManager:
         if self._start_error is None:
             error.args = (f"{member.name}: {error.args[0]}", *error.args[1:])
             self._start_error = error
-        self._begin_stop(reason=f"workers could not be started on {member.name}")
+        self._fail_fast(member, f"workers could not be started on {member.name}")
 
     def _lose(self, member: Member, why: str) -> None:
         if member.result is not None:
             return
         member.lost = why
-        self._troubled.append(member)
         self._emit(Event(kind="warning", time=time.time(), detail=f"{member.name} was lost: {why}"))
-        self._begin_stop(reason=f"{member.name} was lost")
+        self._fail_fast(member, f"{member.name} was lost")
+
+    def _fail_fast(self, member: Member, reason: str) -> None:
+        self._troubled.append(member)
+        if not self._stopping:
+            self._begin_stop(reason=reason, but=member)
 
     def _request_stop(self, *, now: bool = False) -> None:
         if self._task is not None and not self._task.done():
@@ -523,8 +529,11 @@ class NodesManager:
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
-    def _judge(self) -> None:
-        result, report = judge(self._members, self._troubled, job_id=self.job_id, began=self._began)
+    async def _judge(self, waits: Patience) -> None:
+        # In a thread: with thousands of workers it would hold up the loop that we are a guest in.
+        result, report = await waits.wait(
+            in_thread(lambda: judge(self._members, self._troubled, job_id=self._job_id, began=self._began))
+        )
         self._result = result
         if report and self._start_error is None:
             self._error = DistributedRuntimeError(

@@ -1,0 +1,227 @@
+"""The driver and the agents of a job on several nodes, without an engine: agents in this process as nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from davincirunsdk import DistributedRuntimeError, WorkerSpawnError
+from davincirunsdk.engines.agent import NodeAgent
+from davincirunsdk.engines.driver import NodeLostError, NodesManager
+from davincirunsdk.errors import PlatformError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from davincirunsdk.engines.driver import NodeHandle
+    from davincirunsdk.engines.messages import NodeReport
+
+pytestmark = pytest.mark.usefixtures("job_folder")
+
+WORKER = [sys.executable, str(Path(__file__).parent / "programs" / "worker.py")]
+
+
+class Here:
+    """A placement whose nodes are agents in this process."""
+
+    def __init__(self, *agents: NodeAgent) -> None:
+        self.agents = agents
+        self.closed = 0
+
+    async def open(self) -> Sequence[NodeHandle]:
+        return self.agents
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Fragile(NodeAgent):
+    """A node that the engine loses when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = asyncio.Event()
+
+    async def report(self) -> NodeReport:
+        """Report until the node is lost."""
+        losing = asyncio.ensure_future(self.lost.wait())
+        reporting = asyncio.ensure_future(super().report())
+        await asyncio.wait({losing, reporting}, return_when=asyncio.FIRST_COMPLETED)
+        losing.cancel()
+        if self.lost.is_set():
+            reporting.cancel()
+            raise NodeLostError("its cable was cut")
+        return reporting.result()
+
+
+class Silent(NodeAgent):
+    """A node that does not say any more how things stand once it was asked to stop."""
+
+    async def stop(self, now: bool = False) -> None:
+        """Hear it and do nothing."""
+
+
+def host(folder: Path, name: str, devices: int, network: str = "") -> NodeAgent:
+    """A node with NPUs, as its files show them; with addresses if a network is given."""
+    for sub in ("dev", "etc"):
+        (folder / name / sub).mkdir(parents=True)
+    for number in range(devices):
+        (folder / name / "dev" / f"davinci{number}").touch()
+    (folder / name / "etc" / "hostname").write_text(f"{name}\n")
+    if network:
+        lines = [f"address_{number}={network}.{number + 1}" for number in range(devices)]
+        (folder / name / "etc" / "hccn.conf").write_text("\n".join(lines) + "\n")
+    return NodeAgent(folder / name)
+
+
+async def test_device_addresses_make_one_rank_table(tmp_path: Path) -> None:
+    """Nodes that know their NPUs' addresses start from one v1.0 table, ordered by server id, equal on all."""
+    show = "import os; print(os.environ['RANK'], open(os.environ['RANK_TABLE_FILE']).read())"
+    placement = Here(host(tmp_path, "b", 2, "192.0.2"), host(tmp_path, "a", 2, "198.51.100"))
+    async with NodesManager(placement, [sys.executable, "-c", show]) as job:
+        result = await job.wait()
+    texts = [worker.log_path.read_text().split(" ", 1) for worker in result.workers]
+    assert [rank for rank, _ in texts] == ["0", "1", "2", "3"]
+    assert len({table for _, table in texts}) == 1
+    table = json.loads(texts[0][1])
+    assert (table["version"], table["status"]) == ("1.0", "completed")
+    assert [
+        (server["server_id"], device["rank_id"], device["device_id"], device["device_ip"])
+        for server in table["server_list"]
+        for device in server["device"]
+    ] == [
+        ("a", "0", "0", "198.51.100.1"),
+        ("a", "1", "1", "198.51.100.2"),
+        ("b", "2", "0", "192.0.2.1"),
+        ("b", "3", "1", "192.0.2.2"),
+    ]
+
+
+async def test_nodes_without_addresses_meet_at_node_0(tmp_path: Path) -> None:
+    """Without addresses of NPUs there is no table, and a word on it; all ranks get the same master."""
+    told: list[str] = []
+    placement = Here(host(tmp_path, "a", 2), host(tmp_path, "b", 2))
+    async with NodesManager(placement, [*WORKER, "--seconds", "0"], notify=told.append) as job:
+        result = await job.wait()
+    places = [worker.log_path.read_text().split(" node ")[0].split("master ")[1] for worker in result.workers]
+    assert len(places) == 4
+    assert len(set(places)) == 1
+    assert len(told) == 1
+    assert "without a rank table" in told[0]
+
+
+async def test_nodes_with_different_devices_are_refused(tmp_path: Path) -> None:
+    """Different numbers of NPUs are an error that lists them; nothing is started, all is given back."""
+    placement = Here(host(tmp_path, "a", 2), host(tmp_path, "b", 4))
+    with pytest.raises(PlatformError, match=r"different numbers of NPUs: 2 on .*, 4 on"):
+        async with NodesManager(placement, WORKER):
+            pass
+    assert placement.closed == 1
+    assert not Path("log").exists()
+
+
+async def test_a_command_that_one_node_cannot_start_ends_all(tmp_path: Path) -> None:
+    """The error keeps its kind and names the node; the other node's workers are gone."""
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\nexit 0\n")
+    placement = Here(NodeAgent(), NodeAgent())
+    with pytest.raises(WorkerSpawnError, match=r"node \d \(.*\): command .* is not executable") as caught:
+        async with NodesManager(placement, [script], nproc_per_node=1):
+            pass
+    assert caught.value.errno == 13
+    assert placement.closed == 1
+
+
+async def test_a_lost_node_is_the_root_cause() -> None:
+    """The report blames the node, says what the engine said, and counts the other node's ranks as stopped."""
+    fragile, steady = Fragile(), NodeAgent()
+    async with NodesManager(Here(steady, fragile), WORKER, nproc_per_node=2) as job:
+        fragile.lost.set()
+        with pytest.raises(DistributedRuntimeError) as caught:
+            await job.wait()
+    error = caught.value
+    assert (error.exit_code, error.root_cause.name, error.root_cause.rank) == (1, "node 1", -1)
+    assert "node 1 is the root cause, lost" in str(error)
+    assert "its cable was cut" in str(error)
+    assert [worker.state.value for worker in job.workers[:2]] == ["STOPPED", "STOPPED"]
+    await fragile.stop()
+    await fragile.leave("the test is over")
+
+
+async def test_a_node_that_never_answers_a_stop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grace period and some seconds after a stop, a node that says nothing counts as lost."""
+    monkeypatch.setattr("davincirunsdk.engines.driver._SLACK", 0.5)
+    silent = Silent()
+    async with NodesManager(Here(NodeAgent(), silent), WORKER, nproc_per_node=1, grace_period=0.5) as job:
+        await job.stop()
+        with pytest.raises(DistributedRuntimeError, match="did not say in time that its workers are gone"):
+            await job.wait()
+    await NodeAgent.stop(silent)
+    await silent.leave("the test is over")
+
+
+async def test_a_failure_stops_the_other_node_before_its_own_grace_period_is_over() -> None:
+    """The other nodes do not wait for the end of the failed node's workers that are deaf to SIGTERM."""
+    code = (
+        "import os, signal, sys, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "signal.signal(15, signal.SIG_IGN if rank == 1 else signal.SIG_DFL)\n"
+        "time.sleep(0.5)\n"
+        "sys.exit(9) if rank == 0 else time.sleep(600)\n"
+    )
+    with pytest.raises(DistributedRuntimeError) as caught:
+        async with NodesManager(
+            Here(NodeAgent(), NodeAgent()), [sys.executable, "-c", code], nproc_per_node=2, grace_period=3
+        ) as job:
+            await job.wait()
+    ended = {worker.rank: worker.ended or 0.0 for worker in job.workers}
+    assert caught.value.exit_code == 9
+    assert max(ended[2], ended[3]) < ended[0] + 2 < ended[1]
+
+
+async def test_output_of_ranks_that_nobody_wants_stays_on_the_nodes() -> None:
+    """With `collect`, only the ranks asked for are brought here; the log files have all."""
+    async with NodesManager(
+        Here(NodeAgent(), NodeAgent()), [*WORKER, "--seconds", "0"], nproc_per_node=2, collect="1-2"
+    ) as job:
+        ranks = {line.rank async for line in job.logs()}
+        result = await job.wait()
+    assert ranks == {1, 2}
+    assert all(worker.log_path.read_text().startswith("ready") for worker in result.workers)
+
+
+async def test_a_flood_is_bounded_on_its_way_and_says_what_it_left_out() -> None:
+    """Ranks that write faster than a reader reads lose lines of the display, counted; log files lose none."""
+    code = "import sys\nfor i in range(600000): sys.stdout.write(f'line {i:060d}\\n')"
+    size = 600000 * 66
+    async with NodesManager(Here(NodeAgent()), [sys.executable, "-c", code], nproc_per_node=1) as job:
+        stream = job.log_blocks()
+        result = await job.wait()
+        shown = sum([len(block.data) async for block in stream])
+    assert result.workers[0].log_path.stat().st_size == size
+    assert 0 < shown < 8 << 20
+    assert stream.dropped + job.dropped >= size - shown
+
+
+async def test_cancelling_the_start_leaves_nothing() -> None:
+    """A job cancelled while it starts has stopped its workers when the cancellation comes out."""
+    placement = Here(NodeAgent(), NodeAgent())
+
+    async def run() -> None:
+        async with NodesManager(placement, WORKER, nproc_per_node=2) as job:
+            await job.wait()
+
+    for delay in (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3):
+        task = asyncio.create_task(run())
+        await asyncio.sleep(delay)
+        task.cancel()
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began < 10
