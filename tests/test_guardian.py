@@ -164,7 +164,7 @@ def test_forked_children_of_the_program_do_not_hold_it_off() -> None:
 def test_no_moment_of_the_start_is_without_it(recorded: Recorded) -> None:
     """A supervisor that is killed 0 to 50 ms after it began to start workers leaves none."""
     folder = recorded.folder.parent
-    for moment in range(0, 55, 5):
+    for moment in range(0, 60, 10):
         log = folder / "log"
         shutil.rmtree(log, ignore_errors=True)
         words = ["wait", str(folder), "5", str(recorded.count), *recorded.command]
