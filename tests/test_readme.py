@@ -66,5 +66,5 @@ def test_the_documented_commands_exist() -> None:
     for option in set(re.findall(r"davincirun(?: [^\n]*?)?(--[a-z-]+)", README)) | set(
         re.findall(r"`(--[a-z-]+)", README)
     ):
-        if option not in {"--epochs", "--fail", "--kill-on-bad-exit"}:
+        if option not in {"--epochs", "--fail", "--kill-on-bad-exit", "--signal"}:
             assert option in said, option
