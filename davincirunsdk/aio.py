@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from davincirunsdk import compiler_cache
+from davincirunsdk.arguments import variables
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.records import JobState
@@ -183,7 +184,7 @@ async def start_and_wait_distributed_train(
         DistributedRuntimeError: A worker failed, and `raise_exception` is true.
         DavinciRunError: The job could not be started.
     """
-    extra = dict(env or {})
+    extra = variables(env)
     async with AsyncExitStack() as stack:
         if random_cache_dir:
             folder = await stack.enter_async_context(_in_threads(compiler_cache.fresh_cache_folder()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -17,15 +18,18 @@ def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
         TypeError: It is one string, or holds something that is neither string nor path-like.
         ValueError: It is empty.
     """
-    if isinstance(command, str):
+    given: object = command
+    if isinstance(given, str):
         raise TypeError(
-            f"command is one string: {command!r}; expected a list of words, write {command.split()!r}"
+            f"command is one string: {given!r}; expected a list of words, write {given.split()!r}"
         )
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise TypeError(f"command is {given!r}: expected a list of words such as ['python', 'train.py']")
     words = []
-    for word in cast("Sequence[object]", command):
+    for word in cast("Iterable[object]", given):
         if not isinstance(word, (str, os.PathLike)):
             raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
-        words.append(os.fspath(word))
+        words.append(os.fsdecode(word))
         if "\0" in words[-1]:
             raise ValueError(f"command holds a NUL character: {word!r}; no program can be given one")
     if not words or not words[0]:
@@ -58,6 +62,43 @@ def parse_ranks(text: str) -> frozenset[int] | None:
             raise ValueError(f"{part!r} in {text!r} runs backwards: expected the smaller rank first")
         ranks.update(range(int(first), int(last or first) + 1))
     return frozenset(ranks)
+
+
+def seconds(name: str, value: object) -> float:
+    """Check a time span.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is negative, infinite or not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}: expected seconds, 0 or more")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value}: expected seconds, 0 or more")
+    return float(value)
+
+
+def variables(env: object) -> dict[str, str]:
+    """Check variables for the workers; no message shows a value.
+
+    Raises:
+        TypeError: It is no mapping of names to texts or numbers.
+        ValueError: A name or value cannot be given to a process.
+    """
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env is a {type(env).__name__}: expected a mapping such as {{'NAME': 'value'}}")
+    checked = {}
+    for name, value in cast("Mapping[object, object]", env).items():
+        if not isinstance(name, str) or not isinstance(value, (str, int, float, os.PathLike)):
+            raise TypeError(f"env holds {name!r} with a {type(value).__name__}: expected strings")
+        checked[name] = text = os.fsdecode(value) if isinstance(value, os.PathLike) else str(value)
+        if not name or "=" in name or "\0" in name + text:
+            raise ValueError(
+                f"env holds {name!r}: a name must not be empty, hold '=' or NUL, nor a value NUL"
+            )
+    return checked
 
 
 def whole_number(name: str, value: object, least: int, most: float = math.inf) -> int | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from anyio.from_thread import start_blocking_portal
 
 from davincirunsdk import aio
+from davincirunsdk.arguments import variables
 from davincirunsdk.compiler_cache import CACHE_VARIABLE, fresh_cache_folder, set_random_ms_cache_dir
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.manager import FMKManager
@@ -261,7 +262,7 @@ def start_and_wait_distributed_train(
         DavinciRunError: The job could not be started; nothing of it is left.
         KeyboardInterrupt: After Ctrl-C, when nothing of the job is left.
     """
-    extra = dict(env or {})
+    extra = variables(env)
     with ExitStack() as stack:
         if random_cache_dir:
             folder = stack.enter_context(fresh_cache_folder())
@@ -291,6 +292,9 @@ def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) 
     try:
         with _sigterm_ends_waiting():
             try:
+                if manager.gone:
+                    # Perhaps with its loop: `asyncio.run` is over.
+                    return manager.outcome()
                 return asyncio.run_coroutine_threadsafe(manager.wait(), owner).result()
             finally:
                 if destroy:
@@ -304,7 +308,7 @@ def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) 
 def _end(manager: FMKManager) -> None:
     """Stop what is left and wait until it is gone; every further interrupt hastens it."""
     owner = manager.owner
-    if owner is None:
+    if owner is None or manager.gone:
         return
     interrupt: BaseException | None = None
     while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from davincirunsdk.arguments import command_words, parse_ranks, whole_number
+from davincirunsdk.arguments import command_words, parse_ranks, seconds, variables, whole_number
 from davincirunsdk.cluster import Wish
 from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
@@ -83,7 +82,7 @@ class FMKManager:
         notify: Takes progress lines while the job is not started yet, such as what is waited for.
 
     Raises:
-        TypeError: `command` is one string.
+        TypeError: `command` is one string, or another argument is of a wrong kind.
         ValueError: `command` is empty, or another argument has no sense.
     """
 
@@ -123,21 +122,16 @@ class FMKManager:
             node_rank=whole_number("node_rank", node_rank, 0),
             master_addr=master_addr,
             master_port=whole_number("master_port", master_port, 1, 65535),
-            rank_table_timeout=rank_table_timeout,
+            rank_table_timeout=(
+                None if rank_table_timeout is None else seconds("rank_table_timeout", rank_table_timeout)
+            ),
         )
-        if not 0 <= grace_period < math.inf:
-            raise ValueError(f"grace_period is {grace_period!r}: expected seconds, 0 or more")
         if framework not in FRAMEWORKS:
             raise ValueError(f"framework is {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
         if max_restarts != 0:
             raise ValueError(f"max_restarts is {max_restarts!r}: restarts are not offered yet, expected 0")
-        self._grace_period = float(grace_period)
-        self._extra = {str(name): str(value) for name, value in (env or {}).items()}
-        for name, value in self._extra.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise ValueError(
-                    f"env holds {name!r}: a name must not be empty, hold '=' or NUL, nor a value NUL"
-                )
+        self._grace_period = seconds("grace_period", grace_period)
+        self._extra = variables(env)
         self._framework = framework
         self._fail_fast = fail_fast
         self._echo = echo
@@ -375,10 +369,12 @@ class FMKManager:
         return self._loop
 
     async def _prepare(self) -> Launch:
-        from davincirunsdk.platforms import locate
+        from davincirunsdk.platforms import locate, without_outer_job
 
         inherited = dict(os.environ)
-        cluster = await locate(self._wish, {**inherited, **self._extra}, notify=self._notify)
+        # Inside another job's worker, too, what the caller gives for this one counts.
+        env = {**without_outer_job(inherited), **self._extra}
+        cluster = await locate(self._wish, env, notify=self._notify)
         self._cluster = cluster
         waits = Patience(lambda: None)
         launch = await waits.wait(

@@ -99,7 +99,7 @@ async def locate(
 
     Cancellation ends the waiting; nothing is left running but a read that hangs.
     """
-    env = _own(env)
+    env = without_outer_job(env)
     platform = detect(env)
     site = platform.site(env)
     if wish.nnodes is not None and wish.node_rank is not None and wish.node_rank >= wish.nnodes:
@@ -145,7 +145,7 @@ async def prepare_rank_table(
         RankTableTimeoutError: It did not become complete in time.
         PlatformError: This host cannot be found in it.
     """
-    env = _own(env)
+    env = without_outer_job(env)
     site = detect(env).site(env)
     place = await _in_thread(lambda: places.find(env, root=root))
     if place is None:
@@ -167,9 +167,11 @@ async def prepare_rank_table(
     return await _in_thread(prepare)
 
 
-def _own(env: Mapping[str, str]) -> Mapping[str, str]:
+def without_outer_job(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Leave out what an outer davincirun or torchrun set for us as its worker, its marks included."""
     if any(env.get(mark) for mark in OUTER_MARKS):
-        return {name: value for name, value in env.items() if name not in OUTER_VARIABLES}
+        outer = OUTER_VARIABLES.union(OUTER_MARKS)
+        return {name: value for name, value in env.items() if name not in outer}
     return env
 
 
