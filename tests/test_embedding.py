@@ -70,12 +70,14 @@ def test_odd_programs(habit: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     may_be_unknown = [None] if habit in TAKES_EXIT_STATUS else []
-    if not (may_be_unknown and told["good"]["state"] == "FAILED"):
-        assert (told["good"]["state"], told["good"]["codes"]) == ("SUCCEEDED", [0, 0])
+    for name in ("good", "open"):
+        # An end that nobody could learn counts as a failure, which stops the other worker.
+        assert told[name]["state"] == "SUCCEEDED" or (may_be_unknown and None in told[name]["codes"])
     for log in told["good"]["logs"]:
         masks = {line[:6]: int(line[7:], 16) & ~LIBRARY_SIGNALS for line in log.splitlines()}
-        assert masks == {"SigBlk": 0, "SigIgn": 0}
-    assert told["open"]["logs"] == ["0\n1\n2\n"] * 2
+        assert masks == {"SigBlk": 0, "SigIgn": 0} or told["good"]["state"] == "FAILED"
+    for log in told["open"]["logs"]:
+        assert log == "0\n1\n2\n" or told["open"]["state"] == "FAILED"
     for name, code in (("bad", 7), ("late", 9), ("signal", -signal.SIGSEGV)):
         assert told[name]["state"] == "FAILED"
         assert told[name]["failure"] in [code, *may_be_unknown]
