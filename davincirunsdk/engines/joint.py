@@ -103,9 +103,11 @@ def judge(
         return result, ""
     from davincirunsdk.diagnosis import failure_report
 
+    # What became of a lost node's workers nobody saw, so the report counts them nowhere.
+    seen = [one for member in members if not member.lost for one in (*_workers(member), *member.auxiliaries)]
     report = failure_report(
         failures=failures,
-        workers=(*workers, *auxiliaries),
+        workers=tuple(sorted(seen, key=lambda worker: worker.rank)),
         job_id=job_id,
         nnodes=len(members),
         log_dir=log_dir,

@@ -51,6 +51,15 @@ _ACTOR_ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "false"}
 _FROM_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_JOB_ID", *_ACTOR_ENVIRONMENT)
 """What Ray sets for an actor and means for it alone: one thread, its own debugger, its own job."""
 
+_HEAD_STEP = 5.0
+"""Seconds between two looks whether the head can be reached."""
+
+_HEAD_PATIENCE = 60.0
+"""Seconds without the head after which a node ends its workers; so long Ray lets a head restart.
+
+By then the driver, if it is on the head's side of a cut, has ended the other nodes long ago.
+"""
+
 _LAST_WORDS = 0.5
 """Seconds that an agent without a raylet stays, for its last report to reach the driver."""
 
@@ -246,9 +255,9 @@ class RayAgent(NodeAgent):
         self._watching: asyncio.Task[None] | None = None
 
     async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
-        """See `NodeAgent.inspect`; the watch over the raylet begins here."""
+        """See `NodeAgent.inspect`; the watch over the node's place in the cluster begins here."""
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch_raylet())
+            self._watching = asyncio.create_task(self._watch())
         return await super().inspect(nproc_per_node)
 
     def address(self) -> str:
@@ -258,13 +267,39 @@ class RayAgent(NodeAgent):
         address: str = ray.util.get_node_ip_address()
         return address
 
-    async def _watch_raylet(self) -> None:
-        # Ray leaves an actor whose raylet was killed alive, and learns of the node's loss 13 s later. The
-        # driver still hears the agent itself, whose answers do not go through the raylet.
-        await in_thread(_wait_for_end, self._raylet)
-        await self.leave("its raylet has died, or was killed")
+    async def _watch(self) -> None:
+        """Leave when this node is lost to Ray, which does not end an actor for that."""
+        # Ray learns of a killed raylet 13 s later. The driver still hears the agent itself, whose
+        # answers do not go through the raylet.
+        raylet = in_thread(_wait_for_end, self._raylet)
+        head = asyncio.create_task(_until_unreachable(self._head()))
+        await asyncio.wait({raylet, head}, return_when=asyncio.FIRST_COMPLETED)
+        if raylet.done():
+            await self.leave("its raylet has died, or was killed")
+        else:
+            await self.leave(f"the cluster's head could not be reached for {_HEAD_PATIENCE:g} s")
         await asyncio.sleep(_LAST_WORDS)
         os._exit(1)
+
+    def _head(self) -> tuple[str, int]:
+        import ray
+
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+async def _until_unreachable(place: tuple[str, int]) -> None:
+    """Wait until no connection to a place has come about for a while, trying every few seconds."""
+    reached = time.monotonic()
+    while time.monotonic() - reached < _HEAD_PATIENCE:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(*place), _HEAD_STEP)
+        except (OSError, asyncio.TimeoutError):
+            await asyncio.sleep(1.0)
+        else:
+            reached = time.monotonic()
+            writer.close()
+            await asyncio.sleep(_HEAD_STEP)
 
 
 def _wait_for_end(pid: int) -> None:
@@ -512,7 +547,12 @@ async def _answer(reference: Awaitable[Any]) -> Any:
         # The agent's own error, which Ray wraps.
         raise error.cause from None
     except RayError as error:
-        raise NodeLostError(_first_line(error)) from None
+        raise NodeLostError(_why(error)) from None
+
+
+def _why(error: BaseException) -> str:
+    """Take the line of Ray's long message that says why."""
+    return next((line for line in str(error).splitlines() if " because " in line), _first_line(error))
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -225,3 +226,25 @@ async def test_cancelling_the_start_leaves_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--nnodes", "2", "--node-rank", "1"], "--node-rank has no use with --engine"),
+        (["--nnodes", "2", "--rank-table", "x.json"], "--rank-table has no use with --engine"),
+        ([], "--engine needs --nnodes"),
+        (["--nnodes", "2", "--resource", "CPU"], "nproc_per_node is missing"),
+    ],
+)
+def test_options_without_sense_beside_an_engine_are_refused(options: list[str], said: str) -> None:
+    """What an engine settles itself cannot be given, and what it cannot know has to be: exit code 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "davincirunsdk", "--engine", "ray", *options, "true"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
