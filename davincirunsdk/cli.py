@@ -331,7 +331,7 @@ def _command(
         return _PLATFORM
     except WorkerSpawnError as error:
         words.say(f"error: {error}")
-        return 127 if error.errno == errno.ENOENT else 126
+        return error.exit_code
     except (ValueError, TypeError) as error:
         words.say(f"error: {error}")
         return _USAGE
@@ -470,6 +470,9 @@ class _Run:
 
     def _say_stopped(self) -> int:
         states = [worker.state for worker in self._manager.workers]
+        if all(state is WorkerState.PENDING for state in states):
+            self._say(f"stopped by {self._signals[0].name} before a worker was started")
+            return 128 + self._signals[0]
         killed = states.count(WorkerState.KILLED)
         ended = f"{len(states) - killed} workers ended in time, {killed} killed"
         self._say(f"stopped by {self._signals[0].name}: {ended}")
@@ -519,9 +522,8 @@ class _Run:
     def _on_stop_signal(self, number: signal.Signals) -> None:
         self._signals.append(number)
         if len(self._signals) == 1:
-            self._say(
-                f"{number.name}: stopping, workers have {self._grace_period:g} s; once more kills at once"
-            )
+            grace = f", workers have {self._grace_period:g} s; once more kills at once"
+            self._say(f"{number.name}: stopping{grace if self._manager.workers else ''}")
             assert self._task is not None
             self._task.cancel()
         else:

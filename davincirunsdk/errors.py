@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import ENOENT
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,11 @@ class WorkerSpawnError(DavinciRunError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    @property
+    def exit_code(self) -> int:
+        """What a command line should exit with: 127 if something was not found, else 126."""
+        return 127 if self.errno == ENOENT else 126
 
     def __reduce__(self) -> tuple[partial[WorkerSpawnError], tuple[object, ...]]:
         # An `OSError` with one argument would lose its number.

@@ -63,13 +63,13 @@ def _before_torn_character(data: bytes) -> int:
 
 
 class Feed(Generic[T]):
-    """Items that any thread offers and one task of any loop reads."""
+    """Items that any thread offers and tasks of any loop read, each item by one of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._items: deque[T] = deque()
         self._closed = False
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def offer(self, item: T) -> None:
         """Add an item; never blocks."""
@@ -85,10 +85,9 @@ class Feed(Generic[T]):
             self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None:
-            loop, future = self._waiter
-            self._waiter = None
+        for loop, future in self._waiters:
             call_in_loop(loop, resolve, future, None)
+        self._waiters.clear()
 
     def _take(self) -> T:
         return self._items.popleft()
@@ -107,9 +106,14 @@ class Feed(Generic[T]):
                 if self._closed:
                     raise StopAsyncIteration
                 loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiter = loop, future
-            await future
+                waiter = loop, loop.create_future()
+                self._waiters.append(waiter)
+            try:
+                await waiter[1]
+            finally:
+                with self._lock:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
 
 
 class BlockStream(Feed[LogBlock]):

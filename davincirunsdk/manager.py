@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,7 @@ class FMKManager:
         self._told = False
         self._events: list[Event] = []
         self._event_feeds: list[Feed[Event]] = []
+        self._events_ended = False
         self._events_lock = threading.Lock()
         self._event_log: EventLog | None = None
         self._events_written: asyncio.Future[None] | None = None
@@ -175,7 +177,11 @@ class FMKManager:
             raise RuntimeError("this FMKManager was entered before; make a new one for another run")
         loop = self._loop = asyncio.get_running_loop()
         self._decided = loop.create_future()
-        launch = await self._prepare()
+        try:
+            launch = await self._prepare()
+        except BaseException:
+            self._end_readers()
+            raise
         started: asyncio.Future[None] = loop.create_future()
         self._task = loop.create_task(self._supervise(started), name=f"davincirun-{launch.job_id}")
         self._task.add_done_callback(lambda _: self._tell_decided())
@@ -262,10 +268,10 @@ class FMKManager:
     @property
     def state(self) -> JobState:
         """Where the job stands."""
-        if self._result is not None:
-            return self._result.state
         if self._error is not None:
             return JobState.FAILED
+        if self._result is not None:
+            return self._result.state
         if self._group is None:
             return JobState.PENDING
         return JobState.STOPPING if self._group.is_stopping() else JobState.RUNNING
@@ -339,7 +345,7 @@ class FMKManager:
         with self._events_lock:
             for event in self._events:
                 feed.offer(event)
-            if self._task is not None and self._task.done():
+            if self._events_ended:
                 feed.close()
             else:
                 self._event_feeds.append(feed)
@@ -477,8 +483,12 @@ class FMKManager:
         assert self._events_written is not None
         self._event_log.close()
         await self._within(waits, self._events_written, _EVENTS_PATIENCE)
+        self._end_readers()
+
+    def _end_readers(self) -> None:
         self._hub.close()
         with self._events_lock:
+            self._events_ended = True
             for feed in self._event_feeds:
                 feed.close()
 
@@ -504,8 +514,11 @@ class FMKManager:
                 report, failures=result.failures, exit_code=result.exit_code, result=result
             )
         if at_end:
-            self._result = result
             cause = f": {result.failures[0].name}, {result.failures[0].reason}" if result.failures else ""
+            if isinstance(self._error, WorkerSpawnError):
+                result = replace(result, state=JobState.FAILED, exit_code=self._error.exit_code)
+                cause = f": {self._error}"
+            self._result = result
             detail = f"{result.state}{cause}"
             self._emit(Event(kind="finished", time=result.ended, exit_code=result.exit_code, detail=detail))
         else:

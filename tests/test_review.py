@@ -15,8 +15,10 @@ from conftest import wait_until
 
 from davincirunsdk import (
     DistributedRuntimeError,
+    Event,
     FMKManager,
     JobState,
+    WorkerSpawnError,
     WorkerState,
     manager,
     start_and_wait_distributed_train,
@@ -24,7 +26,7 @@ from davincirunsdk import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 PY = sys.executable
 COMMAND = [PY, "-m", "davincirunsdk", "--log-dir", "log"]
@@ -200,3 +202,62 @@ def test_inside_a_worker_the_callers_address_counts(
     given = {"MASTER_ADDR": "127.0.0.9", "MASTER_PORT": "29777"}
     assert start_and_wait_distributed_train(command, nproc_per_node=1, env=given) == 0
     assert (job_folder / "told").read_text() == "127.0.0.9 29777\n"
+
+
+@pytest.mark.parametrize("stream", ["logs", "log_blocks", "events"])
+async def test_two_readers_share_a_stream(stream: str) -> None:
+    """Whoever reads one stream from two tasks gets each item once, and both tasks come to their end."""
+    async with FMKManager(["sh", "-c", "sleep 0.2; echo a"], nproc_per_node=2) as job:
+        alone, shared = getattr(job, stream)(), getattr(job, stream)()
+
+        async def read(items: AsyncIterator[object]) -> list[object]:
+            return [item async for item in items]
+
+        whole, first, second = await asyncio.wait_for(
+            asyncio.gather(read(alone), read(shared), read(shared)), 20
+        )
+    assert len(first) + len(second) == len(whole) > 1
+
+
+@pytest.mark.parametrize("command", [["no-such-program"], ["./no-shebang"]])
+async def test_readers_of_a_job_that_cannot_be_started_come_to_an_end(
+    command: list[str], job_folder: Path
+) -> None:
+    """Streams taken before the start or after it end when it fails, and state and last event say so."""
+    (job_folder / "no-shebang").write_text("exit 0\n")
+    (job_folder / "no-shebang").chmod(0o755)
+    job = FMKManager(command, nproc_per_node=2)
+    logs, events = job.logs(), job.events()
+    with pytest.raises(WorkerSpawnError) as caught:
+        await job.__aenter__()
+
+    async def read(items: AsyncIterator[Event]) -> list[Event]:
+        return [item async for item in items]
+
+    async def read_all() -> list[Event]:
+        assert [line async for line in logs] == [line async for line in job.logs()] == []
+        seen = await read(events)
+        assert await read(job.events()) == seen
+        return seen
+
+    seen = await asyncio.wait_for(read_all(), 20)
+    if seen:
+        assert job.state == "FAILED"
+        assert seen[-1].kind == "finished"
+        assert seen[-1].exit_code == caught.value.exit_code == 126
+        assert "FAILED: rank 0 cannot be started" in seen[-1].detail
+
+
+def test_a_signal_while_a_table_is_awaited_speaks_of_no_workers(job_folder: Path) -> None:
+    """Stopped before the start: what is said holds, and the exit code is the signal's."""
+    (job_folder / "table.json").write_text('{"status": "initializing"}')
+    process = subprocess.Popen(
+        [*COMMAND, "--rank-table", "table.json", "true"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "waiting for rank table" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "before a worker was started" in said
+    assert "workers have" not in said
