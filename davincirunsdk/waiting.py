@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 T = TypeVar("T")
 
@@ -62,6 +65,16 @@ class Patience:
         """
         if self._cancellation is not None:
             raise self._cancellation
+
+
+def shield() -> AbstractContextManager[Any]:
+    """Hold off the cancel scopes of a host program that uses anyio.
+
+    Those deliver their cancellation anew in every turn of the loop until the task gives in, which
+    would burn a core for a whole grace period of patience.
+    """
+    anyio = sys.modules.get("anyio")
+    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
 def resolve(future: asyncio.Future[T], result: T) -> None:

@@ -21,7 +21,7 @@ from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
 from davincirunsdk.log_streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.records import Event, JobState
-from davincirunsdk.waiting import Patience, in_thread, resolve
+from davincirunsdk.waiting import Patience, in_thread, resolve, shield
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -240,9 +240,10 @@ class NodesManager:
         self._started, self._overdue = loop.create_future(), loop.create_future()
         self._task = loop.create_task(self._supervise(), name="davincirun-driver")
         waits = Patience(self._request_stop)
-        await waits.until_any(self._started, self._task)
-        if self._task.done() or waits.cancelled:
-            await waits.until_any(self._task)
+        with shield():
+            await waits.until_any(self._started, self._task)
+            if self._task.done() or waits.cancelled:
+                await waits.until_any(self._task)
         waits.settle()
         if self._start_error is not None:
             raise self._start_error
@@ -256,7 +257,8 @@ class NodesManager:
             return
         self._request_stop()
         waits = Patience(self._request_stop)
-        await waits.until_any(self._task)
+        with shield():
+            await waits.until_any(self._task)
         if self._error is not None and not self._told and kind is None:
             logger.error("the job failed and nobody waited for it:\n%s", self._error)
         waits.settle()
@@ -583,7 +585,8 @@ class NodesManager:
     @staticmethod
     async def _to_the_end(call: Awaitable[None]) -> None:
         waits = Patience(lambda: None)
-        await waits.wait(asyncio.ensure_future(call))
+        with shield():
+            await waits.wait(asyncio.ensure_future(call))
         waits.settle()
 
 
