@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+from davincirunsdk.errors import PlatformError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +65,20 @@ def parse_ranks(text: str) -> frozenset[int] | None:
             raise ValueError(f"{part!r} in {text!r} runs backwards: expected the smaller rank first")
         ranks.update(range(int(first), int(last or first) + 1))
     return frozenset(ranks)
+
+
+def absolute(name: str, path: str | os.PathLike[str]) -> Path:
+    """Turn a path seen from the current folder into one that holds wherever it is seen from.
+
+    Raises:
+        PlatformError: The current folder has been removed.
+    """
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError:
+        raise PlatformError(
+            f"{name} {path} is seen from the current folder, which does not exist any more: change to another"
+        ) from None
 
 
 def seconds(name: str, value: object) -> float:

@@ -46,6 +46,9 @@ class _Terminated(BaseException):
     """SIGTERM came while the main thread waited."""
 
 
+_INTERRUPTS = (KeyboardInterrupt, _Terminated)
+
+
 class _Background:
     """The background loop, opened with the first use and closed when the main thread has ended."""
 
@@ -169,7 +172,7 @@ def start_distributed_train(
     try:
         _run(manager.__aenter__, hasten=lambda: manager.end_here(True))
         _background.add(manager)
-    except KeyboardInterrupt:
+    except _INTERRUPTS:
         # It may have come when all workers ran already.
         _end(manager)
         raise
@@ -263,7 +266,7 @@ def start_and_wait_distributed_train(
         KeyboardInterrupt: After Ctrl-C, when nothing of the job is left.
     """
     extra = variables(env)
-    with ExitStack() as stack:
+    with _sigterm_ends_waiting(), ExitStack() as stack:
         if random_cache_dir:
             folder = stack.enter_context(fresh_cache_folder())
             extra.setdefault(CACHE_VARIABLE, str(folder))
@@ -281,7 +284,7 @@ def start_and_wait_distributed_train(
         )
         try:
             return wait_distributed_train(manager, destroy_when_finished, raise_exception)
-        except KeyboardInterrupt:
+        except _INTERRUPTS:
             # It may have come between the two calls.
             if destroy_when_finished:
                 _end(manager)
@@ -289,20 +292,15 @@ def start_and_wait_distributed_train(
 
 
 def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) -> RunResult:
-    try:
-        with _sigterm_ends_waiting():
-            try:
-                if manager.gone:
-                    # Perhaps with its loop: `asyncio.run` is over.
-                    return manager.outcome()
-                return asyncio.run_coroutine_threadsafe(manager.wait(), owner).result()
-            finally:
-                if destroy:
-                    _end(manager)
-    except _Terminated:
-        # Its default action, which the program has: now that the job is over, let it happen.
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise
+    with _sigterm_ends_waiting():
+        try:
+            if manager.gone:
+                # Perhaps with its loop: `asyncio.run` is over.
+                return manager.outcome()
+            return asyncio.run_coroutine_threadsafe(manager.wait(), owner).result()
+        finally:
+            if destroy:
+                _end(manager)
 
 
 def _end(manager: FMKManager) -> None:
@@ -314,7 +312,7 @@ def _end(manager: FMKManager) -> None:
     while True:
         try:
             asyncio.run_coroutine_threadsafe(manager.end_here(interrupt is not None), owner).result()
-        except (KeyboardInterrupt, _Terminated) as again:
+        except _INTERRUPTS as again:
             interrupt = again
         else:
             break
@@ -324,7 +322,10 @@ def _end(manager: FMKManager) -> None:
 
 @contextmanager
 def _sigterm_ends_waiting() -> Iterator[None]:
-    """Turn SIGTERM into an exception, where the program leaves it to its default action."""
+    """Turn SIGTERM into an exception, where the program leaves it to its default action.
+
+    That action comes at the end of the outermost block, when job and cache folder are gone.
+    """
     usable = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -339,6 +340,10 @@ def _sigterm_ends_waiting() -> Iterator[None]:
     signal.signal(signal.SIGTERM, raise_terminated)
     try:
         yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -391,7 +396,7 @@ def _run(function: Callable[[], Awaitable[T]], hasten: Callable[[], Awaitable[No
     portal = _background.portal()
     try:
         return portal.start_task_soon(call.run).result()
-    except KeyboardInterrupt:
+    except _INTERRUPTS:
         _insist(lambda again: portal.start_task_soon(call.end, again).result())
         raise
 
@@ -402,7 +407,7 @@ def _insist(end: Callable[[bool], None]) -> None:
     while True:
         try:
             end(again)
-        except KeyboardInterrupt:
+        except _INTERRUPTS:
             again = True
         else:
             return

@@ -10,10 +10,9 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from davincirunsdk.arguments import command_words, parse_ranks, seconds, variables, whole_number
+from davincirunsdk.arguments import absolute, command_words, parse_ranks, seconds, variables, whole_number
 from davincirunsdk.cluster import Wish
 from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
@@ -85,6 +84,7 @@ class FMKManager:
     Raises:
         TypeError: `command` is one string, or another argument is of a wrong kind.
         ValueError: `command` is empty, or another argument has no sense.
+        PlatformError: The current folder, from which a path is seen, has been removed.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class FMKManager:
         notify: Callable[[str], None] | None = None,
     ) -> None:
         self._command = command_words(command)
-        self._work_dir = Path(work_dir).absolute()
-        self._log_dir = None if log_dir is None else Path(log_dir).absolute()
-        self._default_log_dir = Path("log").absolute()
+        self._work_dir = absolute("work_dir", work_dir)
+        self._log_dir = None if log_dir is None else absolute("log_dir", log_dir)
+        self._default_log_dir = self._log_dir or absolute("log_dir", "log")
         self._output_notebook = output_notebook
         self._wish = Wish(
-            rank_table=None if rank_table is None else Path(rank_table).absolute(),
+            rank_table=None if rank_table is None else absolute("rank_table", rank_table),
             nproc_per_node=whole_number("nproc_per_node", nproc_per_node, 1),
             nnodes=whole_number("nnodes", nnodes, 1),
             node_rank=whole_number("node_rank", node_rank, 0),

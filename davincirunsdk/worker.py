@@ -288,8 +288,10 @@ def _mask(numbers: Iterable[int]) -> int:
 
 def spawn_error(spec: WorkerSpec, error: OSError) -> WorkerSpawnError:
     """Say that, and why, a worker cannot be started."""
+    # The command itself was found before: what is missing is what its first line names.
+    advice = "; is the interpreter in its first line there?" if error.errno == errno.ENOENT else ""
     return WorkerSpawnError(
-        f"{spec.name} cannot be started: {spec.command[0]}: {explain(error)}",
+        f"{spec.name} cannot be started: {spec.command[0]}: {explain(error)}{advice}",
         errno=error.errno,
         rank=spec.rank,
     )

@@ -261,3 +261,51 @@ def test_a_signal_while_a_table_is_awaited_speaks_of_no_workers(job_folder: Path
     assert process.returncode == 143
     assert "before a worker was started" in said
     assert "workers have" not in said
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_nothing(closed: str, job_folder: Path) -> None:
+    """Whichever of them the caller has closed: the job succeeds and its log file is complete."""
+    words = [*COMMAND, "--nproc-per-node", "2", "sh", "-c", "echo one; sleep 0.2; echo two"]
+    script = f'exec "$@" {closed}'
+    found = subprocess.run(["sh", "-c", script, "sh", *words], timeout=30, check=False)
+    assert found.returncode == 0
+    logs = sorted((job_folder / "log").glob("*.txt"))
+    assert [path.read_text() for path in logs] == ["one\ntwo\n"] * 2
+
+
+def test_a_removed_current_folder_is_said_to_be_removed(job_folder: Path) -> None:
+    """One sentence and exit code 3; with absolute paths there is nothing to complain of."""
+    script = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    words = ["sh", "-c", script, "sh", PY, "-m", "davincirunsdk", "--nproc-per-node", "1"]
+    for command in (["true"], ["train.py"]):
+        found = subprocess.run([*words, *command], capture_output=True, text=True, timeout=30, check=False)
+        assert found.returncode == 3
+        assert "does not exist any more" in found.stderr
+        assert len(found.stderr.splitlines()) == 1
+    absolute = ["--log-dir", str(job_folder / "log"), "--work-dir", str(job_folder), "true"]
+    assert subprocess.run([*words, *absolute], timeout=30, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.4, 1.0])
+def test_sigterm_leaves_no_folder_behind(delay: float, job_folder: Path) -> None:
+    """A script that has SIGTERM's default action ends by it, after the cache folder is gone."""
+    program = (
+        "from davincirunsdk import start_and_wait_distributed_train\n"
+        "print('ready', flush=True)\n"
+        "start_and_wait_distributed_train(['sleep', '600'], nproc_per_node=8)\n"
+    )
+    cache = job_folder / "temporary"
+    cache.mkdir()
+    process = subprocess.Popen(
+        [PY, "-c", program], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(cache)}
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    with process.stdout, pytest.raises(subprocess.TimeoutExpired):
+        process.wait(delay)
+    if delay:
+        wait_until(lambda: list(cache.iterdir()), what="the cache folder is made")
+    process.terminate()
+    assert process.wait(20) == -signal.SIGTERM
+    assert not list(cache.iterdir())
