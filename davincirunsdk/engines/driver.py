@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -341,7 +342,7 @@ class NodesManager:
     def signal_workers(self, number: int) -> None:
         """Pass a signal on to every running worker of every node."""
         for member in self._living():
-            self._errand(member.handle.signal(number))
+            self._errand(partial(member.handle.signal, number))
 
     def logs(self, ranks: Iterable[int] | None = None) -> LineStream:
         """Stream output as lines, in order per rank; see `FMKManager.logs`."""
@@ -515,17 +516,17 @@ class NodesManager:
         for member in self._living():
             if (now or not member.stop_sent) and member is not but:
                 member.stop_sent = True
-                self._errand(member.handle.stop(now))
+                self._errand(partial(member.handle.stop, now))
 
     def _living(self) -> list[Member]:
         return [member for member in self._members if not member.ended]
 
-    def _errand(self, call: Coroutine[Any, Any, None]) -> None:
+    def _errand(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have a message sent; whoever does not get it is lost, which its reports tell."""
 
         async def run() -> None:
             with contextlib.suppress(NodeLostError):
-                await call
+                await call()
 
         task = asyncio.ensure_future(run())
         self._errands.add(task)
