@@ -94,8 +94,8 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session(python=["3.11"])
 def netns(session: nox.Session) -> None:
-    """Run jobs over two network namespaces as two hosts; needs root."""
-    session.install(".[dev,torch]")
+    """Run jobs over two network namespaces as two hosts, on torch and MindSpore; needs root."""
+    session.install(".[dev,torch,mindspore]")
     session.run("python", "-m", "pytest", "-m", "netns", "tests/multinode", *session.posargs)
 
 

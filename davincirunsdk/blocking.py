@@ -1,7 +1,8 @@
 """The documented blocking API: the one place where synchronous code meets the event loop.
 
 Jobs started here run in one background loop of the process, in a thread that starts with the first
-job. When the main thread has ended, what still runs is stopped with its grace period.
+job. When the program has ended, its threads included, what still runs is stopped with its grace
+period.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _INTERRUPTS = (KeyboardInterrupt, _Terminated)
 
 
 class _Background:
-    """The background loop, opened with the first use and closed when the main thread has ended."""
+    """The background loop, opened with the first use and closed when the program has ended."""
 
     def __init__(self) -> None:
         self._forget()
@@ -84,7 +85,7 @@ class _Background:
         try:
             with start_blocking_portal("asyncio", name="davincirun-loop") as portal:
                 opened.set_result(portal)
-                threading.main_thread().join()
+                _join_others()
                 with self._lock:
                     managers = self._managers if self._opened is opened else []
                 endings = [portal.start_task_soon(manager.end_here) for manager in managers]
@@ -97,6 +98,17 @@ class _Background:
             with self._lock:
                 self._opened = None
             opened.set_exception(error)
+
+
+def _join_others() -> None:
+    """Wait until the program has ended but for us: the interpreter waits for these threads as well."""
+    threading.main_thread().join()
+    while others := [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.current_thread() and thread.is_alive()
+    ]:
+        others[0].join()
 
 
 _background = _Background()

@@ -31,7 +31,7 @@ from davincirunsdk.manager import FMKManager
 from davincirunsdk.records import JobState, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sized
 
     from davincirunsdk.engines.driver import NodesManager
     from davincirunsdk.records import RunResult
@@ -490,7 +490,7 @@ class _Run:
         pattern = workers[0].log_path
         if len(workers) > 1:
             pattern = pattern.with_name(f"{self._manager.job_id}-proc-rank-*.txt")
-        self._say(f"{len(workers)} workers, {ranks}; logs: {pattern}")
+        self._say(f"{_count(workers)}, {ranks}; logs: {pattern}")
         if self._verbose:
             for worker in (*workers, *self._manager.auxiliaries):
                 self._say(
@@ -499,7 +499,7 @@ class _Run:
 
     def _say_ended(self, result: RunResult) -> None:
         if result.state is JobState.SUCCEEDED:
-            self._say(f"all {len(result.workers)} workers succeeded in {result.ended - result.started:.1f} s")
+            self._say(f"{_count(result.workers)} succeeded in {result.ended - result.started:.1f} s")
         if result.lost_log_bytes:
             self._words.say(
                 f"warning: {result.lost_log_bytes} bytes of output could not be written to log files"
@@ -529,6 +529,10 @@ class _Run:
         else:
             self._say(f"{number.name}: killing at once")
             self._manager.stop(now=True)
+
+
+def _count(workers: Sized) -> str:
+    return "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
 
 
 def _run_post_stop_script() -> None:

@@ -54,12 +54,10 @@ class LogFile:
                 view = view[written:]
         except OSError as error:
             self._lose(len(view))
-            if not self._warned:
-                self._warned = True
-                self._on_trouble(
-                    f"cannot write {self.path}: {os.strerror(error.errno or errno.EIO)}; the workers go on, "
-                    "what they print is not kept until the file can be written again"
-                )
+            self.warn_once(
+                f"cannot write {self.path}: {os.strerror(error.errno or errno.EIO)}; the workers go on, "
+                "what they print is not kept until the file can be written again"
+            )
 
     def close(self) -> None:
         """Close the file; other jobs may then take its name."""
@@ -71,6 +69,12 @@ class LogFile:
                 self._on_trouble(f"closing {self.path}: {os.strerror(error.errno or errno.EIO)}")
             self._file = -1
 
+    def warn_once(self, text: str) -> None:
+        """Say what is wrong, unless something was said before."""
+        if not self._warned:
+            self._warned = True
+            self._on_trouble(text)
+
     def _lose(self, size: int) -> None:
         self.lost += size
 
@@ -78,9 +82,7 @@ class LogFile:
         """The file was removed under us: what was written is lost, the rest gets a new file."""
         self.lost += self.size
         self.size = 0
-        if not self._warned:
-            self._warned = True
-            self._on_trouble(f"{self.path} was removed while its worker runs; a new file holds what follows")
+        self.warn_once(f"{self.path} was removed while its worker runs; a new file holds what follows")
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from davincirunsdk.log_file import LogFile
@@ -47,7 +47,12 @@ class LimitedLogFile(LogFile):
             super().write(head)
         while data:
             if self._tail is None or self._tail.size + self._tail.lost >= self._part_bytes:
-                self._turn()
+                try:
+                    self._turn()
+                except OSError as error:
+                    self._lose(len(data))
+                    self.warn_once(f"cannot keep the tail of {self.path}: {error.strerror}")
+                    return
             assert self._tail is not None
             room = self._part_bytes - self._tail.size - self._tail.lost
             part, data = data[:room], data[room:]
@@ -64,8 +69,12 @@ class LimitedLogFile(LogFile):
                 mark = f"\n... {self.left_out} bytes left out here by the log limit ...\n"
                 super().write(mark.encode())
             for part in (self._before, self._newest):
-                if part.exists():
+                try:
                     self._append(part)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    self.warn_once(f"cannot add the tail to {self.path}: {error.strerror}; it is in {part}")
         super().close()
 
     def _append(self, part: Path) -> None:
@@ -78,9 +87,13 @@ class LimitedLogFile(LogFile):
         """Let the tail become the part before, and begin a new one."""
         if self._tail is not None:
             self._tail.close()
-            if self._before.exists():
-                self.left_out += self._before.stat().st_size
-            shutil.move(self._newest, self._before)
+            self._tail = None
+            left_out = 0
+            with suppress(FileNotFoundError):
+                left_out = self._before.stat().st_size
+            with suppress(FileNotFoundError):
+                self._newest.replace(self._before)
+                self.left_out += left_out
         else:
             self._newest.unlink(missing_ok=True)
             self._before.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
@@ -23,13 +22,12 @@ from davincirunsdk.log_pump import LogPump
 from davincirunsdk.log_streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.outcome import judge
 from davincirunsdk.records import Event, JobState, RunResult
-from davincirunsdk.waiting import Patience, in_thread, in_thread_or_here, resolve
+from davincirunsdk.waiting import Patience, call_in_loop, in_thread, in_thread_or_here, resolve, shield
 from davincirunsdk.worker import spawn_error
 from davincirunsdk.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from davincirunsdk.cluster import Cluster
@@ -149,6 +147,8 @@ class FMKManager:
         self._hub = LogHub(None)
         self._sink: Sink | None = None
         self._task: asyncio.Task[None] | None = None
+        self._locating: asyncio.Task[Cluster] | None = None
+        self._stop_early = False
         self._decided: asyncio.Future[None] | None = None
         self._result: RunResult | None = None
         self._error: DavinciRunError | None = None
@@ -185,8 +185,10 @@ class FMKManager:
         started: asyncio.Future[None] = loop.create_future()
         self._task = loop.create_task(self._supervise(started), name=f"davincirun-{launch.job_id}")
         self._task.add_done_callback(lambda _: self._tell_decided())
+        if self._stop_early:
+            self._request_stop()
         waits = Patience(self._request_stop)
-        with _shield():
+        with shield():
             await waits.until_any(started, self._task)
             if self._task.done() or waits.cancelled:
                 await waits.until_any(self._task)
@@ -206,7 +208,7 @@ class FMKManager:
             return
         self._request_stop()
         waits = Patience(self._request_stop)
-        with _shield():
+        with shield():
             await waits.until_any(self._task)
         if self._error is not None and not self._told and kind is None:
             logger.error("the job failed and nobody waited for it:\n%s", self._error)
@@ -243,13 +245,22 @@ class FMKManager:
 
         The stop begins with the call. In a thread without a running loop the call returns when
         nothing of the job is left; in a loop, awaiting what it returns does. Cancelling that
-        cancels the waiting, not the stop. The stop of a job that has ended does nothing.
+        cancels the waiting, not the stop. The stop of a job that has ended does nothing; one that
+        has no worker yet starts none.
 
         Args:
             now: SIGKILL at once.
         """
         owner = self._loop
-        if self._task is None or owner is None or self._task.done() or self._process != os.getpid():
+        if owner is None or self._process != os.getpid():
+            return _Ending(None)
+        if self._task is None:
+            # Still looking for nodes and devices: no worker will be started.
+            self._stop_early = True
+            if self._locating is not None:
+                call_in_loop(owner, self._locating.cancel)
+            return _Ending(None)
+        if self._task.done():
             return _Ending(None)
         try:
             running = asyncio.get_running_loop()
@@ -380,7 +391,14 @@ class FMKManager:
         inherited = dict(os.environ)
         # Inside another job's worker, too, what the caller gives for this one counts.
         env = {**without_outer_job(inherited), **self._extra}
-        cluster = await locate(self._wish, env, notify=self._notify)
+        assert self._loop is not None
+        self._locating = self._loop.create_task(locate(self._wish, env, notify=self._notify))
+        try:
+            cluster = await self._locating
+        except asyncio.CancelledError:
+            if self._stop_early:
+                raise WorkerSpawnError("the job was stopped before a worker was started") from None
+            raise
         self._cluster = cluster
         waits = Patience(lambda: None)
         launch = await waits.wait(
@@ -590,13 +608,3 @@ def log_notice(text: str) -> None:
     """Log a progress line of the start, such as what is waited for."""
     # A warning: somebody waits for the job, and only those reach a program without logging set up.
     logger.warning("%s", text)
-
-
-def _shield() -> AbstractContextManager[Any]:
-    """Hold off the cancel scopes of a host program that uses anyio.
-
-    Those deliver their cancellation anew in every turn of the loop until the task gives in, which
-    would burn a core for the whole grace period.
-    """
-    anyio = sys.modules.get("anyio")
-    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)

@@ -148,6 +148,17 @@ def test_a_forgotten_job_is_stopped_when_the_interpreter_ends(job_folder: Path) 
     assert next((job_folder / "log").glob("*.txt")).read_text() == "saving\nsaved\n"
 
 
+def test_a_thread_goes_on_with_its_job_after_the_main_thread(job_folder: Path) -> None:
+    """The interpreter waits for a thread that waits for a job; the job is not stopped meanwhile."""
+    text = (
+        "import threading\nfrom davincirunsdk import start_and_wait_distributed_train\n"
+        "def work(): print(start_and_wait_distributed_train(['sleep', '0.5'], nproc_per_node=2))\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    done = run_script(text, job_folder)
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
+
+
 def test_random_cache_dir(job_folder: Path) -> None:
     """Inside, the variable names a private folder; afterwards folder and variable are as before."""
     name = "MS_COMPILER_CACHE_PATH"

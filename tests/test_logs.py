@@ -306,6 +306,18 @@ def test_a_limit_keeps_head_and_tail(
         assert len(head) + len(tail) <= limit
 
 
+def test_a_limit_survives_the_loss_of_its_files(job_folder: Path) -> None:
+    """Files that vanish while a limited log is written cost their bytes, not the worker."""
+    file = LimitedLogFile(job_folder / "log.txt", lambda text: None, 4096)
+    for _ in range(10):
+        file.write(b"x" * 1500)
+        for path in job_folder.glob("log.txt.tail*"):
+            path.unlink()
+    file.write(b"the end\n")
+    file.close()
+    assert (job_folder / "log.txt").read_bytes().endswith(b"the end\n")
+
+
 @given(st.lists(st.binary(max_size=200), max_size=40))
 def test_cutting_lines_loses_nothing(pieces: list[bytes]) -> None:
     """Pieces of whole lines put together are what went in."""

@@ -144,3 +144,21 @@ async def test_a_peer_that_leaves_first_is_not_the_root_cause(job_folder: Path) 
     assert (error.root_cause.rank, error.exit_code) == (1, 1)
     assert "ValueError: boom" in str(error)
     assert str(manager.workers[1].state) == "FAILED"
+
+
+async def test_a_stop_before_the_start_starts_nothing(job_folder: Path) -> None:
+    """While a rank table is awaited, `stop` ends that; no worker is started then or later."""
+    (job_folder / "table.json").write_text('{"status": "initializing"}')
+    waiting = asyncio.Event()
+    manager = FMKManager(
+        ["touch", "started"],
+        rank_table="table.json",
+        rank_table_timeout=600,
+        notify=lambda text: waiting.set(),
+    )
+    entering = asyncio.create_task(manager.__aenter__())
+    await asyncio.wait_for(waiting.wait(), 20)
+    await manager.stop()
+    with pytest.raises(WorkerSpawnError, match="stopped before"):
+        await entering
+    assert not (job_folder / "started").exists()

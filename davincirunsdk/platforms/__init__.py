@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +11,7 @@ from davincirunsdk import machine
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.platforms import host, modelarts, paths, places, slurm, volcano, without_table
 from davincirunsdk.platforms.paths import job_id, log_root
+from davincirunsdk.waiting import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,9 +105,9 @@ async def locate(
         raise PlatformError(
             f"found node rank {wish.node_rank} of {wish.nnodes} nodes; expected 0 to {wish.nnodes - 1}"
         )
-    place = await _in_thread(lambda: places.find(env, given=wish.rank_table, root=root))
+    place = await in_thread(lambda: places.find(env, given=wish.rank_table, root=root))
     if place is None:
-        return await _in_thread(
+        return await in_thread(
             lambda: without_table.cluster(wish, env, platform=platform.NAME, site=site, root=root)
         )
     table = await _read_table(place, env, site, wish.rank_table_timeout, notify)
@@ -118,7 +117,7 @@ async def locate(
 
         return from_table.cluster(table, place.path, wish, env, platform=platform.NAME, site=site, root=root)
 
-    return await _in_thread(from_table)
+    return await in_thread(from_table)
 
 
 async def prepare_rank_table(
@@ -147,7 +146,7 @@ async def prepare_rank_table(
     """
     env = without_outer_job(env)
     site = detect(env).site(env)
-    place = await _in_thread(lambda: places.find(env, root=root))
+    place = await in_thread(lambda: places.find(env, root=root))
     if place is None:
         return None
     table = await _read_table(place, env, site, None, notify)
@@ -164,7 +163,7 @@ async def prepare_rank_table(
             "RANK_SIZE": str(table.world_size),
         }
 
-    return await _in_thread(prepare)
+    return await in_thread(prepare)
 
 
 def without_outer_job(env: Mapping[str, str]) -> Mapping[str, str]:
@@ -173,16 +172,6 @@ def without_outer_job(env: Mapping[str, str]) -> Mapping[str, str]:
         outer = OUTER_VARIABLES.union(OUTER_MARKS)
         return {name: value for name, value in env.items() if name not in outer}
     return env
-
-
-async def _in_thread(work: Callable[[], _T]) -> _T:
-    # A thread of our own: an embedding program's default executor may be busy, and work that hangs on
-    # a dead network file system must not be waited for after a cancellation.
-    pool = ThreadPoolExecutor(1, thread_name_prefix="davincirun-platform")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
-    finally:
-        pool.shutdown(wait=False)
 
 
 async def _read_table(
@@ -194,7 +183,7 @@ async def _read_table(
 ) -> RankTable:
     # Not at the top: without a table the launcher starts without a JSON library. In a thread first:
     # the import takes longer than the loop may be held up.
-    await _in_thread(lambda: import_module("davincirunsdk.rank_table.file"))
+    await in_thread(lambda: import_module("davincirunsdk.rank_table.file"))
     from davincirunsdk.rank_table import file
 
     if limit is None:

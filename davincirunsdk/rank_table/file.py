@@ -12,7 +12,6 @@ import os
 import stat
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +26,7 @@ from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.check import READY
 from davincirunsdk.rank_table.decoding import BOM, broken
 from davincirunsdk.rank_table.findings import show
+from davincirunsdk.waiting import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,18 +106,16 @@ async def wait_for(
         RankTableTimeoutError: It did not become complete in time.
     """
     loop = asyncio.get_running_loop()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="davincirun-rank-table")
     started = loop.time()
     next_line = started
     changed = started
     with ExitStack() as stack:
-        # Not waited for: a read that hangs on a dead network file system must not hold up a cancellation.
-        stack.callback(pool.shutdown, wait=False)
-        look = await loop.run_in_executor(pool, _look, path)
+        # In threads that nobody joins: a read may hang on a dead network file system.
+        look = await in_thread(_look, path)
         if look.state is not _State.READY:
-            watch = await loop.run_in_executor(pool, _watch)
+            watch = await in_thread(_watch)
             stack.callback(watch.close)
-            look = await loop.run_in_executor(pool, _look_again, path, watch)
+            look = await in_thread(_look_again, path, watch)
         while look.state is not _State.READY:
             now = loop.time()
             if look.state is _State.BROKEN and max(now - changed, look.age) >= UNCHANGED:
@@ -131,10 +129,10 @@ async def wait_for(
             left = max(started + limit - now, 0.0) + 0.01
             if await watch.changed(min(POLL, next_line - now, left)):
                 await asyncio.sleep(SETTLE)
-            earlier, look = look, await loop.run_in_executor(pool, _look_again, path, watch)
+            earlier, look = look, await in_thread(_look_again, path, watch)
             if look.data != earlier.data:
                 changed = loop.time()
-        return await loop.run_in_executor(pool, _parse, look.data, str(path)), look.data
+        return await in_thread(_parse, look.data, str(path)), look.data
 
 
 def _parse(data: bytes, path: str) -> RankTable:
