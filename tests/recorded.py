@@ -42,6 +42,16 @@ LIGHT_KINDS = tuple(kind for kind in EVERY_KIND if kind != "pool")
 """Without the one that starts six interpreters."""
 
 
+def in_time(seconds: float) -> float:
+    """Return how long a promised time may take here and now.
+
+    Promises are for a machine that has time for the job: where more processes want to run than it has
+    cores, they take longer by that ratio, at most four times as long.
+    """
+    wanting = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    return seconds * min(4.0, max(1.0, wanting))
+
+
 class Recorded:
     """A folder that a job's processes record themselves in.
 

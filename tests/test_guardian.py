@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from conftest import is_alive, wait_until
-from recorded import PY, WORKERS, Recorded
+from recorded import PY, WORKERS, Recorded, in_time
 
 from davincirunsdk import FMKManager
 from davincirunsdk.guardian import guardian
@@ -153,7 +153,7 @@ def test_forked_children_of_the_program_do_not_hold_it_off() -> None:
         assert len(forked) == 2
         supervisor.kill()
         supervisor.wait()
-        wait_until(lambda: not any(map(is_alive, workers)), LIMIT, "the workers are gone")
+        wait_until(lambda: not any(map(is_alive, workers)), in_time(LIMIT), "the workers are gone")
         assert all(child.is_running() for child in forked)
     finally:
         for child in forked:
@@ -174,7 +174,7 @@ def test_no_moment_of_the_start_is_without_it(recorded: Recorded) -> None:
         time.sleep(moment / 1000)
         supervisor.kill()
         supervisor.wait()
-    recorded.assert_gone_by(time.monotonic() + LIMIT)
+    recorded.assert_gone_by(time.monotonic() + in_time(LIMIT))
     # Those that were killed before they could record themselves are found by the fixture of every test.
 
 
@@ -185,7 +185,7 @@ def test_it_ends_a_job_whose_supervisor_was_stopped_and_killed() -> None:
     supervisor.send_signal(signal.SIGSTOP)
     supervisor.kill()
     supervisor.wait()
-    wait_until(lambda: not any(map(is_alive, workers)), LIMIT, "the workers are gone")
+    wait_until(lambda: not any(map(is_alive, workers)), in_time(LIMIT), "the workers are gone")
 
 
 ORPHANS = """

@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import psutil
 import pytest
 from conftest import wait_until
-from recorded import PY, WORKERS, Recorded
+from recorded import PY, WORKERS, Recorded, in_time
 
 from davincirunsdk import (
     DistributedRuntimeError,
@@ -29,7 +29,7 @@ from davincirunsdk import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("job_folder")
@@ -219,13 +219,16 @@ async def test_in_a_loop(way: Callable[[Recorded], Awaitable[None]], recorded: R
     await way(recorded)
     took = time.monotonic() - recorded.end_began
     assert not recorded.alive()
-    assert took < LIMIT
+    assert took < in_time(LIMIT)
 
 
 class Program:
     """A supervisor in a process of its own."""
 
+    started: ClassVar[list[Program]] = []
+
     def __init__(self, words: list[str], folder: Path) -> None:
+        self.started.append(self)
         self._errors = folder / "errors.txt"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -241,6 +244,16 @@ class Program:
         """Wait until the job is complete."""
         wait_until(lambda: recorded.ready() or self.process.poll() is not None, what="the job is complete")
         assert self.process.poll() is None, self.errors
+
+
+@pytest.fixture(autouse=True)
+def programs_ended() -> Iterator[None]:
+    """A failed test leaves no supervisor behind."""
+    yield
+    while Program.started:
+        process = Program.started.pop().process
+        process.kill()
+        process.wait()
 
 
 def guardian_of(pid: int) -> psutil.Process:
@@ -270,7 +283,7 @@ def test_signal_to_the_command(number: signal.Signals, recorded: Recorded) -> No
     program = command_line(recorded)
     program.until_ready(recorded)
     program.process.send_signal(number)
-    assert program.process.wait(LIMIT) == 128 + number
+    assert program.process.wait(in_time(LIMIT)) == 128 + number
     assert not recorded.alive()
     assert "Traceback" not in program.errors
 
@@ -282,7 +295,7 @@ def test_second_interrupt_to_the_command(recorded: Recorded) -> None:
     program.process.send_signal(signal.SIGINT)
     wait_until(lambda: "SIGINT: stopping" in program.errors)
     program.process.send_signal(signal.SIGINT)
-    assert program.process.wait(2.0) == 130
+    assert program.process.wait(in_time(2.0)) == 130
     assert not recorded.alive()
     assert "Traceback" not in program.errors
 
@@ -302,7 +315,7 @@ def test_program_ends_by_itself(way: str, code: int, recorded: Recorded) -> None
     program = host(way, recorded)
     program.until_ready(recorded)
     recorded.go()
-    assert program.process.wait(LIMIT) == code, program.errors
+    assert program.process.wait(in_time(LIMIT)) == code, program.errors
     assert not recorded.alive()
     assert not [noise for noise in NOISE if noise in program.errors], program.errors
 
@@ -313,7 +326,7 @@ def test_interrupt_of_a_program(way: str, recorded: Recorded) -> None:
     program = host(way, recorded)
     program.until_ready(recorded)
     program.process.send_signal(signal.SIGINT)
-    assert program.process.wait(LIMIT) == -signal.SIGINT
+    assert program.process.wait(in_time(LIMIT)) == -signal.SIGINT
     assert not recorded.alive()
     assert "KeyboardInterrupt" in program.errors
     assert not [noise for noise in NOISE if noise in program.errors], program.errors
@@ -325,8 +338,8 @@ def test_program_dies_by_itself(way: str, code: int, recorded: Recorded) -> None
     program = host(way, recorded)
     program.until_ready(recorded)
     recorded.go()
-    assert program.process.wait(LIMIT) == code
-    recorded.assert_gone_by(time.monotonic() + LIMIT_AFTER_DEATH)
+    assert program.process.wait(in_time(LIMIT)) == code
+    recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
 
 
 @pytest.mark.parametrize("way", ["wait", "forget", "forget in a thread"])
@@ -336,7 +349,7 @@ def test_program_is_killed(way: str, recorded: Recorded) -> None:
     program.until_ready(recorded)
     program.process.kill()
     program.process.wait()
-    recorded.assert_gone_by(time.monotonic() + LIMIT_AFTER_DEATH)
+    recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
 
 
 def test_command_is_killed(recorded: Recorded) -> None:
@@ -345,7 +358,7 @@ def test_command_is_killed(recorded: Recorded) -> None:
     program.until_ready(recorded)
     program.process.kill()
     program.process.wait()
-    recorded.assert_gone_by(time.monotonic() + LIMIT_AFTER_DEATH)
+    recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
 
 
 def test_guardian_is_killed_then_the_program(recorded: Recorded) -> None:
@@ -357,7 +370,7 @@ def test_guardian_is_killed_then_the_program(recorded: Recorded) -> None:
     wait_until(lambda: guardian_of(program.process.pid).pid != first.pid)
     program.process.kill()
     program.process.wait()
-    recorded.assert_gone_by(time.monotonic() + LIMIT_AFTER_DEATH)
+    recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
 
 
 @pytest.mark.parametrize("recorded", [("once", "once-setsid")], indirect=True)

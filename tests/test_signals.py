@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest import wait_until
-from recorded import PY, WORKERS, Recorded
+from recorded import PY, WORKERS, Recorded, in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def test_nohup_outlives_the_terminal(recorded: Recorded, start: Start) -> None:
     assert process.poll() is None
     assert len(recorded.alive()) == recorded.count
     recorded.let_fail()
-    assert process.wait(LIMIT) == 3
+    assert process.wait(in_time(LIMIT)) == 3
     assert not recorded.alive()
 
 
@@ -82,7 +82,7 @@ def test_control_c_in_a_terminal(recorded: Recorded, start: Start) -> None:
     try:
         process = start(PY, "-S", "-c", take_terminal, *command(recorded), stdin=terminal)
         os.write(master, b"\x03")
-        assert process.wait(LIMIT) == 130
+        assert process.wait(in_time(LIMIT)) == 130
     finally:
         os.close(master)
         os.close(terminal)
@@ -101,7 +101,7 @@ def test_impatience_is_obeyed(
     wait_until(lambda: "stopping" in (tmp_path / "said.txt").read_text())
     process.send_signal(number)
     process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT) == 128 + number
+    assert process.wait(in_time(LIMIT)) == 128 + number
     assert not recorded.alive()
     assert "Traceback" not in (tmp_path / "said.txt").read_text()
 
@@ -117,7 +117,7 @@ def test_a_batch_systems_signals_are_passed_on(recorded: Recorded, start: Start)
     assert sorted(recorded.signals())[recorded.count :] == [signal.SIGUSR2] * recorded.count
     assert process.poll() is None
     process.terminate()
-    assert process.wait(LIMIT) == 143
+    assert process.wait(in_time(LIMIT)) == 143
 
 
 @pytest.mark.parametrize("recorded", [DEAF], indirect=True)
@@ -128,8 +128,8 @@ def test_no_signal_leaves_workers(number: str, code: int, recorded: Recorded, st
     """Whether the command stops on it or dies of it, the workers are gone."""
     process = start(*command(recorded, grace_period=0.5))
     process.send_signal(signal.Signals[number])
-    assert process.wait(LIMIT) == code
-    recorded.assert_gone_by(time.monotonic() + (3.0 if code < 0 else 0.0))
+    assert process.wait(in_time(LIMIT)) == code
+    recorded.assert_gone_by(time.monotonic() + (in_time(3.0) if code < 0 else 0.0))
 
 
 @pytest.mark.parametrize("recorded", [("obedient", "fails")], indirect=True)
@@ -141,7 +141,7 @@ def test_a_broken_pipe_ends_nothing(recorded: Recorded, start: Start) -> None:
     assert process.poll() is None
     assert len(recorded.alive()) == 2
     recorded.let_fail()
-    assert process.wait(LIMIT) == 3
+    assert process.wait(in_time(LIMIT)) == 3
 
 
 @pytest.mark.parametrize("recorded", [("fails", "counts", "counts")], indirect=True)
@@ -153,7 +153,7 @@ def test_a_signal_during_the_stop_does_not_hide_the_failure(
     recorded.let_fail()
     wait_until(lambda: len(recorded.signals()) == 2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT) == 3
+    assert process.wait(in_time(LIMIT)) == 3
     assert recorded.signals() == [signal.SIGTERM] * 2
     assert "rank 0" in (tmp_path / "said.txt").read_text()
 
@@ -169,7 +169,7 @@ def test_control_c_in_a_script(recorded: Recorded, start: Start, tmp_path: Path)
     """Once: each worker gets one SIGTERM and its time, then the script gets KeyboardInterrupt."""
     process = start(*script(recorded, tmp_path, 5))
     process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT) == -signal.SIGINT
+    assert process.wait(in_time(LIMIT)) == -signal.SIGINT
     assert not recorded.alive()
     assert recorded.signals() == [signal.SIGTERM] * recorded.count
     assert (tmp_path / "said.txt").read_text().strip().endswith("KeyboardInterrupt")
@@ -183,9 +183,9 @@ def test_more_control_c_in_a_script(storm: int, recorded: Recorded, start: Start
     for _ in range(storm):
         process.send_signal(signal.SIGINT)
         time.sleep(0.2 if storm == 2 else 0.002)
-    process.wait(LIMIT)
+    process.wait(in_time(LIMIT))
     assert process.returncode == -signal.SIGINT
-    recorded.assert_gone_by(time.monotonic() + (0.0 if storm == 2 else 3.0))
+    recorded.assert_gone_by(time.monotonic() + (0.0 if storm == 2 else in_time(3.0)))
 
 
 @pytest.mark.parametrize("recorded", [COUNTERS], indirect=True)
@@ -193,7 +193,7 @@ def test_sigterm_to_a_script(recorded: Recorded, start: Start, tmp_path: Path) -
     """Where SIGTERM has its default action it ends the script, when the job has ended."""
     process = start(*script(recorded, tmp_path, 5))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == -signal.SIGTERM
+    assert process.wait(in_time(LIMIT)) == -signal.SIGTERM
     assert not recorded.alive()
     assert recorded.signals() == [signal.SIGTERM] * recorded.count
 
@@ -207,9 +207,9 @@ def test_signals_while_a_thread_waits(
     process = start(*script(recorded, tmp_path, 0.5, way="blocking wait in a thread"))
     process.send_signal(number)
     # Python gives 1 for a KeyboardInterrupt if another thread compiles something before the exit.
-    assert process.wait(LIMIT) in (-number, 1 if number == signal.SIGINT else -number)
+    assert process.wait(in_time(LIMIT)) in (-number, 1 if number == signal.SIGINT else -number)
     # KeyboardInterrupt ends the main thread, after which the job is stopped; SIGTERM ends the process.
-    recorded.assert_gone_by(time.monotonic() + (0.0 if number == signal.SIGINT else 3.0))
+    recorded.assert_gone_by(time.monotonic() + (0.0 if number == signal.SIGINT else in_time(3.0)))
 
 
 INTERRUPTED = """
