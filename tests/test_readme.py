@@ -54,6 +54,11 @@ def test_python_examples_run(example: str, failing: bool, job_folder: Path) -> N
         assert (job_folder / "log").is_dir()
 
 
+def test_the_batch_file_is_the_one_that_is_run() -> None:
+    """README shows the Slurm batch file that tests/multinode runs."""
+    assert (Path(__file__).parent / "multinode" / "train.sbatch").read_text() in README
+
+
 def test_the_documented_commands_exist() -> None:
     """Every option that README names is an option of the command."""
     said = subprocess.run(
