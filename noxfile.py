@@ -13,6 +13,8 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "lint", "typing", "cli", "demo"]
 
 PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+# One version for all sessions that train on it; on some machines the newest one is several GB.
+TORCH = "torch==2.13.0"
 SOURCES = ("davincirunsdk", "tests", "benchmarks", "noxfile.py")
 
 
@@ -63,7 +65,8 @@ def demo(session: nox.Session) -> None:
 @nox.parametrize("framework", ["torch", "mindspore"])
 def frameworks(session: nox.Session, framework: str) -> None:
     """Train on torch with gloo, and on MindSpore with its dynamic cluster; both on CPU."""
-    session.install(f".[{framework}]", "pytest", "pytest-asyncio", "pytest-timeout")
+    version = [TORCH] if framework == "torch" else []
+    session.install(f".[{framework}]", *version, "pytest", "pytest-asyncio", "pytest-timeout")
     session.run("python", "-m", "pytest", "-m", framework, "tests/test_frameworks.py", *session.posargs)
 
 
@@ -81,21 +84,21 @@ def notebook(session: nox.Session, ipykernel: str) -> None:
 @nox.session(python=["3.11"])
 def ray(session: nox.Session) -> None:
     """Run jobs over a Ray cluster of four nodes on this machine."""
-    session.install(".[dev,ray,torch]")
+    session.install(".[dev,ray,torch]", TORCH)
     session.run("python", "-m", "pytest", "-m", "ray", "tests/multinode", *session.posargs)
 
 
 @nox.session(python=["3.11"])
 def slurm(session: nox.Session) -> None:
     """Run jobs over a Slurm cluster on this machine; needs Debian's slurm-wlm and root."""
-    session.install(".[dev,torch]")
+    session.install(".[dev,torch]", TORCH)
     session.run("python", "-m", "pytest", "-m", "slurm", "tests/multinode", *session.posargs)
 
 
 @nox.session(python=["3.11"])
 def netns(session: nox.Session) -> None:
     """Run jobs over two network namespaces as two hosts, on torch and MindSpore; needs root."""
-    session.install(".[dev,torch,mindspore]")
+    session.install(".[dev,torch,mindspore]", TORCH)
     session.run("python", "-m", "pytest", "-m", "netns", "tests/multinode", *session.posargs)
 
 
