@@ -42,6 +42,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_EXIT_THREAD = "davincirun-exit"
+
 
 class _Terminated(BaseException):
     """SIGTERM came while the main thread waited."""
@@ -71,9 +73,7 @@ class _Background:
                 # Opened and closed in a thread of its own: Ctrl-C while it opens would leave it half made.
                 # No atexit handler closes it: those run when no thread can be started any more, which
                 # stopping needs. Not a daemon, though the caller may be one.
-                threading.Thread(
-                    target=self._live, args=[opened], name="davincirun-exit", daemon=False
-                ).start()
+                threading.Thread(target=self._live, args=[opened], name=_EXIT_THREAD, daemon=False).start()
                 self._opened = opened
         return opened.result()
 
@@ -106,7 +106,8 @@ def _join_others() -> None:
     while others := [
         thread
         for thread in threading.enumerate()
-        if not thread.daemon and thread is not threading.current_thread() and thread.is_alive()
+        # Ctrl-C in the moment of the first may have let a second of ours start: they wait for nobody's end.
+        if not thread.daemon and thread.name != _EXIT_THREAD and thread.is_alive()
     ]:
         others[0].join()
 
