@@ -15,6 +15,7 @@ nox.options.sessions = ["tests", "lint", "typing", "cli", "demo"]
 PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
 # One version for all sessions that train on it; on some machines the newest one is several GB.
 TORCH = "torch==2.13.0"
+PYTEST = ("pytest>=8", "pytest-asyncio", "pytest-rerunfailures", "pytest-timeout")
 SOURCES = ("davincirunsdk", "tests", "benchmarks", "noxfile.py")
 
 
@@ -49,7 +50,7 @@ def cli(session: nox.Session) -> None:
     shutil.rmtree(out, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(out), silent=True)
     session.install("--force-reinstall", *map(str, out.glob("*.whl")))
-    session.install("pytest", "pytest-asyncio", "pytest-timeout")
+    session.install(*PYTEST)
     session.run("python", "-m", "pytest", "tests/test_installed_cli.py", *session.posargs)
 
 
@@ -66,7 +67,7 @@ def demo(session: nox.Session) -> None:
 def frameworks(session: nox.Session, framework: str) -> None:
     """Train on torch with gloo, and on MindSpore with its dynamic cluster; both on CPU."""
     version = [TORCH] if framework == "torch" else []
-    session.install(f".[{framework}]", *version, "pytest", "pytest-asyncio", "pytest-timeout")
+    session.install(f".[{framework}]", *version, *PYTEST)
     session.run("python", "-m", "pytest", "-m", framework, "tests/test_frameworks.py", *session.posargs)
 
 
