@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -101,13 +100,12 @@ def test_torch_trains_over_two_hosts(hosts: tuple[Host, Host], tmp_path: Path) -
     assert sorted(checksums(ended[1])) == [2, 3]
 
 
+@pytest.mark.mindspore
 @pytest.mark.timeout(400)
 def test_mindspore_trains_over_two_hosts(
     hosts: tuple[Host, Host], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """MindSpore's scheduler runs on node 0 alone, the workers of both hosts find it and learn the same."""
-    if importlib.util.find_spec("mindspore") is None:
-        pytest.skip("MindSpore is not installed, or not made for this Python")
     for attempt in (1, 2):
         folder = tmp_path / str(attempt)
         ended = launch(
