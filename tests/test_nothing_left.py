@@ -7,6 +7,7 @@ assertion shows is kind and pid of what is alive.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import anyio
 import psutil
 import pytest
 from conftest import wait_until
-from recorded import PY, WORKERS, Recorded, in_time
+from recorded import LIGHT_KINDS, PY, WORKERS, Recorded, in_time
 
 from davincirunsdk import (
     DistributedRuntimeError,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("job_folder")
 
-GRACE = 0.5
+GRACE = 0.3
 LIMIT = GRACE + 2.0
 """Seconds after which nothing may be alive."""
 LIMIT_AFTER_DEATH = 3.0
@@ -259,8 +260,9 @@ def programs_ended() -> Iterator[None]:
 def guardian_of(pid: int) -> psutil.Process:
     """Find the guardian of a supervisor."""
     for child in psutil.Process(pid).children():
-        if "davincirunsdk.guardian_main" in " ".join(child.cmdline()):
-            return child
+        with contextlib.suppress(psutil.Error):
+            if "davincirunsdk.guardian_main" in " ".join(child.cmdline()):
+                return child
     return psutil.Process(pid)
 
 
@@ -320,6 +322,7 @@ def test_program_ends_by_itself(way: str, code: int, recorded: Recorded) -> None
     assert not [noise for noise in NOISE if noise in program.errors], program.errors
 
 
+@pytest.mark.parametrize("recorded", [LIGHT_KINDS], indirect=True, ids=[""])
 @pytest.mark.parametrize("way", ["wait", "blocking wait"])
 def test_interrupt_of_a_program(way: str, recorded: Recorded) -> None:
     """Ctrl-C in asyncio.run or in the blocking call ends the job, then the program by KeyboardInterrupt."""
@@ -332,6 +335,7 @@ def test_interrupt_of_a_program(way: str, recorded: Recorded) -> None:
     assert not [noise for noise in NOISE if noise in program.errors], program.errors
 
 
+@pytest.mark.parametrize("recorded", [LIGHT_KINDS], indirect=True, ids=[""])
 @pytest.mark.parametrize(("way", "code"), [("os._exit", 6), ("segmentation fault", -signal.SIGSEGV)])
 def test_program_dies_by_itself(way: str, code: int, recorded: Recorded) -> None:
     """The guardian ends what a supervisor leaves that had no time to do so."""
@@ -342,6 +346,7 @@ def test_program_dies_by_itself(way: str, code: int, recorded: Recorded) -> None
     recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
 
 
+@pytest.mark.parametrize("recorded", [LIGHT_KINDS], indirect=True, ids=[""])
 @pytest.mark.parametrize("way", ["wait", "forget", "forget in a thread"])
 def test_program_is_killed(way: str, recorded: Recorded) -> None:
     """SIGKILL of a supervisor ends its job within three seconds, wherever it was started from."""
