@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -257,13 +258,13 @@ def programs_ended() -> Iterator[None]:
         process.wait()
 
 
-def guardian_of(pid: int) -> psutil.Process:
-    """Find the guardian of a supervisor."""
+def guardian_of(pid: int) -> int | None:
+    """Find the living guardian of a supervisor."""
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
             if "davincirunsdk.guardian_main" in " ".join(child.cmdline()):
-                return child
-    return psutil.Process(pid)
+                return child.pid
+    return None
 
 
 def command_line(recorded: Recorded, grace_period: float = GRACE) -> Program:
@@ -371,8 +372,9 @@ def test_guardian_is_killed_then_the_program(recorded: Recorded) -> None:
     program = host("wait", recorded)
     program.until_ready(recorded)
     first = guardian_of(program.process.pid)
-    first.kill()
-    wait_until(lambda: guardian_of(program.process.pid).pid != first.pid)
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: guardian_of(program.process.pid) not in (None, first), what="a new guardian")
     program.process.kill()
     program.process.wait()
     recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
