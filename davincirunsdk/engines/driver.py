@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from davincirunsdk.output import Sink, Snapshot
     from davincirunsdk.records import RunResult, WorkerStatus
 
-logger = logging.getLogger("davincirunsdk")
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _STREAM_BYTES = 4 << 20
 """What a stream holds for a slow reader."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.records import RunResult
 
-logger = logging.getLogger("davincirunsdk")
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 P = ParamSpec("P")
 T = TypeVar("T")
