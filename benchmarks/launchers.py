@@ -25,6 +25,7 @@ from measure import (
     Program,
     RunError,
     argument_parser,
+    clean_up_on_sigterm,
     conclude,
     cpu_seconds,
     environment,
@@ -252,6 +253,7 @@ def main() -> int:
     parser.add_argument("--torchrun", metavar="PATH", default="torchrun")
     parser.add_argument("--mpirun", metavar="PATH", default="mpirun")
     options = parser.parse_args()
+    clean_up_on_sigterm()
     print_machine()
     launchers = []
     for make, path in (

@@ -20,6 +20,7 @@ from measure import (
     Figure,
     Program,
     argument_parser,
+    clean_up_on_sigterm,
     conclude,
     cpu_seconds,
     print_machine,
@@ -297,6 +298,7 @@ def main() -> int:
         "--step", type=int, default=BLOCK, metavar="BYTES", help=f"per write of a worker; default {BLOCK}"
     )
     options = parser.parse_args()
+    clean_up_on_sigterm()
     print_machine()
     benchmark = Benchmark(options.ours, options.folder, options.step)
     for _ in repetitions(options.repetitions):

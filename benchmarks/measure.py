@@ -262,6 +262,11 @@ def repetitions(number: int) -> Iterator[int]:
         yield repetition
 
 
+def clean_up_on_sigterm() -> None:
+    """Let what is measured, and its files, not outlive a benchmark that is ended from outside."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def print_machine() -> None:
     """Print where and when the figures are measured."""
     memory = psutil.virtual_memory().total / 2**30
