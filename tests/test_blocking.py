@@ -151,9 +151,15 @@ def test_a_forgotten_job_is_stopped_when_the_interpreter_ends(job_folder: Path) 
 def test_a_thread_goes_on_with_its_job_after_the_main_thread(job_folder: Path) -> None:
     """The interpreter waits for a thread that waits for a job; the job is not stopped meanwhile."""
     text = (
-        "import threading\nfrom davincirunsdk import start_and_wait_distributed_train\n"
-        "def work(): print(start_and_wait_distributed_train(['sleep', '0.5'], nproc_per_node=2))\n"
+        "import threading\nfrom davincirunsdk import start_distributed_train, wait_distributed_train\n"
+        "started = threading.Event()\n"
+        "def work():\n"
+        "    manager = start_distributed_train(['sleep', '0.5'], nproc_per_node=2)\n"
+        "    started.set()\n"
+        "    print(wait_distributed_train(manager))\n"
         "threading.Thread(target=work).start()\n"
+        # From here on Python 3.12 lets nobody start a thread any more.
+        "started.wait()\n"
     )
     done = run_script(text, job_folder)
     assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
