@@ -25,7 +25,7 @@ from davincirunsdk.records import WorkerState, WorkerStatus
 from davincirunsdk.waiting import Patience, in_thread, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
     from davincirunsdk.log_pump import LogPump
@@ -34,14 +34,17 @@ logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _CLEAN_START = (
     "import os, signal, sys\n"
+    "trouble, *command = sys.argv[1:]\n"
+    "os.set_inheritable(int(trouble), False)\n"
     "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGHUP}:\n"
     "    try: signal.signal(number, signal.SIG_DFL)\n"
     "    except OSError: pass\n"
     "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
-    "try: os.execvp(sys.argv[1], sys.argv[1:])\n"
-    "except OSError as error: sys.exit(f'{sys.argv[1]}: {error.strerror}')\n"
+    "try: os.execvp(command[0], command)\n"
+    "except OSError as error: os.write(int(trouble), b'%d' % error.errno)\n"
 )
-"""Runs the command with default signals. Only exec can be told nothing of signals by `subprocess`."""
+"""Runs a command with default signals, which `subprocess` cannot; its first argument is a pipe that closes
+when the command runs, or takes the number of the error why it cannot."""
 
 _ADVICE = {
     errno.EAGAIN: "the limit on processes is reached: see `ulimit -u` and the container's pids limit",
@@ -254,20 +257,38 @@ def resolve_error(future: asyncio.Future[None], error: Exception) -> None:
 
 
 def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int | None]:
-    process = subprocess.Popen(
-        [*_clean_start(), *spec.command],
+    if not (sys.executable and _signals_are_odd()):
+        process = _start(spec, spec.command, output)
+        return process, _open_handle(process.pid)
+    source, trouble = os.pipe()
+    with open(source, "rb") as found:
+        try:
+            command = [sys.executable, "-I", "-S", "-c", _CLEAN_START, str(trouble), *spec.command]
+            process = _start(spec, command, output, trouble)
+        finally:
+            os.close(trouble)
+        number = found.read()
+    if number:
+        process.wait()
+        raise OSError(int(number), os.strerror(int(number)))
+    return process, _open_handle(process.pid)
+
+
+def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         cwd=spec.work_dir,
         env=spec.env,
         start_new_session=True,
+        pass_fds=inherited,
     )
-    return process, _open_handle(process.pid)
 
 
-def _clean_start() -> tuple[str, ...]:
-    """Words before the command where the host program ignores or blocks signals.
+def _signals_are_odd() -> bool:
+    """Tell whether the host program ignores or blocks signals that a worker would inherit so.
 
     `subprocess` resets what Python itself ignores, and exec resets handlers. An ignored hang-up is
     passed on: it is the meaning of nohup.
@@ -278,8 +299,7 @@ def _clean_start() -> tuple[str, ...]:
     passed_on = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
     # Two more are the C library's own; its posix_spawn() has children ignore them.
     valid = signal.valid_signals()
-    odd = masks["SigBlk"] & _mask(valid) | masks["SigIgn"] & _mask(valid - passed_on)
-    return (sys.executable, "-I", "-S", "-c", _CLEAN_START) if odd and sys.executable else ()
+    return bool(masks["SigBlk"] & _mask(valid) | masks["SigIgn"] & _mask(valid - passed_on))
 
 
 def _mask(numbers: Iterable[int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -56,6 +57,9 @@ class _BlockDetector:
 
 _detector = _BlockDetector()
 sys.addaudithook(_detector)
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and every program below inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_alive(pid: int) -> bool:

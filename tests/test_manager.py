@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -105,14 +106,22 @@ async def test_stop_now_does_not_wait_for_the_grace_period() -> None:
     assert [w.state for w in result.workers] == [WorkerState.KILLED] * 2
 
 
-async def test_a_worker_that_cannot_be_started_ends_those_before_it(tmp_path: Path) -> None:
-    """The error is bare, and nothing is left of the workers that ran already."""
+@pytest.mark.parametrize("ignored", [None, signal.SIGINT, signal.SIGTERM])
+async def test_a_worker_that_cannot_be_started_ends_those_before_it(
+    ignored: signal.Signals | None, tmp_path: Path
+) -> None:
+    """The error is bare, and nothing is left of workers that ran already, whatever the program ignores."""
     script = tmp_path / "no-interpreter"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    with pytest.raises(WorkerSpawnError, match="rank 0 cannot be started"):
-        async with FMKManager([script], nproc_per_node=8):
-            pass
+    handler = None if ignored is None else signal.signal(ignored, signal.SIG_IGN)
+    try:
+        with pytest.raises(WorkerSpawnError, match=r"rank 0 cannot be started: .*interpreter"):
+            async with FMKManager([script], nproc_per_node=8):
+                pass
+    finally:
+        if ignored is not None:
+            signal.signal(ignored, handler)
 
 
 @pytest.mark.parametrize(
