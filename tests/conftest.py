@@ -58,8 +58,9 @@ class _BlockDetector:
 _detector = _BlockDetector()
 sys.addaudithook(_detector)
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and every program below inherits that.
+# Every program inherits what a shell in the background (Ctrl-C) or nohup (hang-up) ignores.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def is_alive(pid: int) -> bool:
