@@ -6,9 +6,11 @@ import os
 import shutil
 import tempfile
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from davincirunsdk.guardian import guardian
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,12 +23,16 @@ _PLATFORM_CACHE = Path("/cache")
 
 @contextmanager
 def fresh_cache_folder() -> Iterator[Path]:
-    """Make a private folder and remove it with all its content afterwards."""
+    """Make a private folder and remove it with all its content afterwards, even if this process is killed."""
     folder = _make_folder()
+    # Where no process can be started, the job will say so.
+    with suppress(OSError):
+        guardian.watch(str(folder))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        guardian.release(str(folder))
 
 
 def _make_folder() -> Path:
@@ -34,7 +40,7 @@ def _make_folder() -> Path:
     try:
         folder.mkdir(mode=0o700)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="davincirun-cache-"))
+        return Path(tempfile.mkdtemp(prefix="davincirun-cache-")).absolute()
     return folder
 
 

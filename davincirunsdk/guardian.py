@@ -1,6 +1,7 @@
 """The small process that ends a job's processes when their supervisor can no longer do it.
 
-One guardian serves all jobs of a supervising process. It learns the jobs' marks through a pipe,
+One guardian serves all jobs of a supervising process. It learns the jobs' marks, and the folders that
+are to go with them, through a pipe,
 watches the supervisor itself (not only the pipe: a child that the supervisor forked may hold the
 pipe's other end open), and ends everything that carries a registered mark once the supervisor is
 gone. It is started before the first worker and reads its orders from the pipe's buffer when it is
@@ -34,36 +35,38 @@ class Guardian:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._marks: set[str] = set()
+        self._watched: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         os.register_at_fork(after_in_child=self._forget)
 
-    def watch(self, mark: str) -> None:
-        """Have everything that carries `mark` ended if this process dies.
+    def watch(self, what: str) -> None:
+        """Have something ended or removed if this process dies.
+
+        Args:
+            what: A job's mark, for all processes that carry it; or the absolute path of a folder.
 
         Raises:
             OSError: No process could be started.
         """
         with self._lock:
-            self._marks.add(mark)
+            self._watched.add(what)
             if self._process is None or self._process.poll() is not None:
                 self._start()
             else:
-                self._tell(f"+{mark}\n")
+                self._tell(f"+{what}\0")
 
-    def release(self, mark: str) -> None:
-        """End the watch over a job that has left nothing behind."""
+    def release(self, what: str) -> None:
+        """End the watch over a job that has left nothing behind, or over a folder that is gone."""
         with self._lock:
-            if mark not in self._marks:
+            if what not in self._watched:
                 return
-            self._marks.remove(mark)
+            self._watched.remove(what)
             if self._process is None:
                 return
-            if self._marks:
-                self._tell(f"-{mark}\n")
+            self._tell(f"-{what}\0")
+            if self._watched:
                 return
-            self._tell(f"-{mark}\n")
             os.close(self._pipe)
             process, self._process, self._pipe = self._process, None, -1
         try:
@@ -73,14 +76,14 @@ class Guardian:
             process.wait()
 
     def pid(self) -> int | None:
-        """Pid of the guardian, None while there is no job."""
+        """Pid of the guardian, None while nothing is watched."""
         process = self._process
         return process.pid if process is not None else None
 
     def revive(self) -> None:
         """Start it again if somebody ended it while jobs run."""
         with self._lock:
-            if self._marks and self._process is not None and self._process.poll() is not None:
+            if self._watched and self._process is not None and self._process.poll() is not None:
                 self._start()
 
     def _start(self) -> None:
@@ -92,8 +95,8 @@ class Guardian:
         assert psutil.origin is not None
         try:
             # Everything is told before the guardian exists; the pipe's buffer keeps it.
-            for mark in sorted(self._marks):
-                self._tell(f"+{mark}\n")
+            for what in sorted(self._watched):
+                self._tell(f"+{what}\0")
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -118,7 +121,7 @@ class Guardian:
 
     def _tell(self, order: str) -> None:
         try:
-            os.write(self._pipe, order.encode())
+            os.write(self._pipe, os.fsencode(order))
         except BrokenPipeError:
             # It was ended from outside; `revive` tells a new one everything.
             pass
@@ -128,7 +131,7 @@ class Guardian:
         if self._pipe >= 0:
             os.close(self._pipe)
         self._lock = threading.Lock()
-        self._marks, self._process, self._pipe = set(), None, -1
+        self._watched, self._process, self._pipe = set(), None, -1
 
 
 guardian: Guardian = Guardian()

@@ -30,16 +30,16 @@ def main(supervisor: int) -> None:
         except OSError:
             continue
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    marks = _serve(supervisor)
-    if marks:
-        _clean(marks)
+    watched = _serve(supervisor)
+    if watched:
+        _clean(watched)
 
 
 def _serve(supervisor: int) -> set[str]:
     """Take orders until the supervisor is gone or lets us go.
 
     Returns:
-        Marks of the jobs that are still registered.
+        Marks and folders that are still registered.
     """
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -48,7 +48,7 @@ def _serve(supervisor: int) -> set[str]:
         poll.register(handle, select.POLLIN)
     # Kernels before 5.3 have no pidfd: then look for a new parent twice a second.
     step = None if handle is not None else 500
-    marks: set[str] = set()
+    watched: set[str] = set()
     text = b""
     warm = False
     while True:
@@ -56,13 +56,13 @@ def _serve(supervisor: int) -> set[str]:
         ready = dict(poll.poll(step if warm or step else 1000))
         if 0 in ready:
             data = os.read(0, 65536)
-            *orders, text = (text + data).split(b"\n")
+            *orders, text = (text + data).split(b"\0")
             for order in orders:
-                (marks.add if order[:1] == b"+" else marks.discard)(order[1:].decode())
+                (watched.add if order[:1] == b"+" else watched.discard)(os.fsdecode(order[1:]))
             if not data:
-                return marks
+                return watched
         elif ready or os.getppid() != supervisor:
-            return marks
+            return watched
         elif not warm:
             import davincirunsdk.process_tree  # noqa: F401 - loaded now, used by _clean
 
@@ -81,7 +81,18 @@ def _open_supervisor(supervisor: int) -> int | None:
     return handle
 
 
-def _clean(marks: set[str]) -> None:
+def _clean(watched: set[str]) -> None:
+    folders = {what for what in watched if what.startswith("/")}
+    if marks := watched - folders:
+        _end(marks)
+    if folders:
+        import shutil
+
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(marks: set[str]) -> None:
     from davincirunsdk.process_tree import ProcessTree
 
     deadline = time.monotonic() + _GRACE

@@ -358,6 +358,37 @@ def test_program_is_killed(way: str, recorded: Recorded) -> None:
     recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
 
 
+_WITH_CACHE = """
+import sys
+import davincirunsdk
+
+worker = "import os, pathlib, time; cache = pathlib.Path(os.environ['MS_COMPILER_CACHE_PATH']);" \\
+    "(cache / os.environ['RANK']).mkdir(); print('in', cache, flush=True); time.sleep(600)"
+command = [sys.executable, "-c", worker]
+if sys.argv[1] == "inside":
+    with davincirunsdk.set_random_ms_cache_dir():
+        davincirunsdk.start_and_wait_distributed_train(command, random_cache_dir=False, nproc_per_node=2)
+else:
+    davincirunsdk.start_and_wait_distributed_train(command, nproc_per_node=2)
+"""
+
+
+@pytest.mark.parametrize("way", ["inside", "by default"])
+def test_compiler_cache_of_a_killed_program(
+    way: str, job_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL leaves no compiler cache behind either: it may hold gigabytes."""
+    monkeypatch.setenv("TMPDIR", str(job_folder))
+    program = Program([PY, "-c", _WITH_CACHE, way], job_folder)
+    logs = job_folder / "log"
+    wait_until(lambda: [file for file in logs.glob("*.txt") if "in" in file.read_text()][1:])
+    caches = list(job_folder.glob("davincirun-cache-*"))
+    assert [len(list(cache.iterdir())) for cache in caches] == [2]
+    program.process.kill()
+    program.process.wait()
+    wait_until(lambda: not caches[0].exists(), in_time(LIMIT_AFTER_DEATH))
+
+
 def test_command_is_killed(recorded: Recorded) -> None:
     """SIGKILL of the command ends its job within three seconds."""
     program = command_line(recorded)
