@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _USAGE, _PLATFORM = 2, 3
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_CHILD_SUBREAPER = 36
 _POST_STOP = Path("/usr/local/Ascend/driver/tools/docker_stop_post_sys.sh")
 """ModelArts' own script, to be run after a job."""
 
@@ -515,8 +516,10 @@ class _Run:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         for number in _PASSED_ON:
             loop.add_signal_handler(number, self._manager.signal_workers, number)
-        if os.getpid() == 1 and isinstance(self._manager, FMKManager):
-            loop.add_signal_handler(signal.SIGCHLD, self._manager.reap_orphans)
+        if isinstance(self._manager, FMKManager):
+            self._manager.inherits_orphans = _become_sub_reaper()
+            if self._manager.inherits_orphans or os.getpid() == 1:
+                loop.add_signal_handler(signal.SIGCHLD, self._manager.reap_orphans)
         yield
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
@@ -538,6 +541,23 @@ def _count(workers: Sized) -> str:
 def _run_post_stop_script() -> None:
     if _POST_STOP.exists() and ("MA_JOB_DIR" in os.environ or "BATCH_JOB_ID" in os.environ):
         subprocess.run(["/bin/sh", str(_POST_STOP)], stdin=subprocess.DEVNULL, timeout=60, check=False)
+
+
+def _become_sub_reaper() -> bool:
+    """Inherit what workers orphan, so that it is found whatever it did to its environment and session.
+
+    Not as pid 1, which inherits more than the job's, nor beside children of a program that became us.
+
+    Returns:
+        True if every later child of this process belongs to its job.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        import ctypes
+
+        return os.getpid() != 1 and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    return False
 
 
 def _occupy_standard_streams() -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,14 +25,12 @@ _PLATFORM_CACHE = Path("/cache")
 def fresh_cache_folder() -> Iterator[Path]:
     """Make a private folder and remove it with all its content afterwards, even if this process is killed."""
     folder = _make_folder()
-    # Where no process can be started, the job will say so.
-    with suppress(OSError):
-        guardian.watch(str(folder))
     try:
+        guardian.watch_folder(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        guardian.release(str(folder))
+        guardian.release_folder(folder)
 
 
 def _make_folder() -> Path:

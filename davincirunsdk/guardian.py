@@ -35,38 +35,37 @@ class Guardian:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watched: set[str] = set()
+        self._marks: set[str] = set()
+        self._folders: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         os.register_at_fork(after_in_child=self._forget)
 
-    def watch(self, what: str) -> None:
-        """Have something ended or removed if this process dies.
-
-        Args:
-            what: A job's mark, for all processes that carry it; or the absolute path of a folder.
+    def watch(self, mark: str) -> None:
+        """Have everything that carries `mark` ended if this process dies.
 
         Raises:
             OSError: No process could be started.
         """
         with self._lock:
-            self._watched.add(what)
+            self._marks.add(mark)
             if self._process is None or self._process.poll() is not None:
                 self._start()
             else:
-                self._tell(f"+{what}\0")
+                self._tell(f"+{mark}")
 
-    def release(self, what: str) -> None:
-        """End the watch over a job that has left nothing behind, or over a folder that is gone."""
+    def release(self, mark: str) -> None:
+        """End the watch over a job that has left nothing behind."""
         with self._lock:
-            if what not in self._watched:
+            if mark not in self._marks:
                 return
-            self._watched.remove(what)
+            self._marks.remove(mark)
             if self._process is None:
                 return
-            self._tell(f"-{what}\0")
-            if self._watched:
+            self._tell(f"-{mark}")
+            if self._marks:
                 return
+            self._tell(*(f"-{folder}" for folder in self._folders))
             os.close(self._pipe)
             process, self._process, self._pipe = self._process, None, -1
         try:
@@ -75,15 +74,33 @@ class Guardian:
             process.kill()
             process.wait()
 
+    def watch_folder(self, folder: Path) -> None:
+        """Have a folder removed if this process dies while it has a job.
+
+        Args:
+            folder: An absolute path.
+        """
+        with self._lock:
+            self._folders.add(str(folder))
+            if self._process is not None:
+                self._tell(f"+{folder}")
+
+    def release_folder(self, folder: Path) -> None:
+        """End the watch over a folder that is gone."""
+        with self._lock:
+            self._folders.discard(str(folder))
+            if self._process is not None:
+                self._tell(f"-{folder}")
+
     def pid(self) -> int | None:
-        """Pid of the guardian, None while nothing is watched."""
+        """Pid of the guardian, None while there is no job."""
         process = self._process
         return process.pid if process is not None else None
 
     def revive(self) -> None:
         """Start it again if somebody ended it while jobs run."""
         with self._lock:
-            if self._watched and self._process is not None and self._process.poll() is not None:
+            if self._marks and self._process is not None and self._process.poll() is not None:
                 self._start()
 
     def _start(self) -> None:
@@ -95,8 +112,7 @@ class Guardian:
         assert psutil.origin is not None
         try:
             # Everything is told before the guardian exists; the pipe's buffer keeps it.
-            for what in sorted(self._watched):
-                self._tell(f"+{what}\0")
+            self._tell(*(f"+{what}" for what in (*self._folders, *sorted(self._marks))))
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -119,9 +135,9 @@ class Guardian:
         finally:
             os.close(read)
 
-    def _tell(self, order: str) -> None:
+    def _tell(self, *orders: str) -> None:
         try:
-            os.write(self._pipe, os.fsencode(order))
+            os.write(self._pipe, os.fsencode("".join(f"{order}\0" for order in orders)))
         except BrokenPipeError:
             # It was ended from outside; `revive` tells a new one everything.
             pass
@@ -131,7 +147,7 @@ class Guardian:
         if self._pipe >= 0:
             os.close(self._pipe)
         self._lock = threading.Lock()
-        self._watched, self._process, self._pipe = set(), None, -1
+        self._marks, self._folders, self._process, self._pipe = set(), set(), None, -1
 
 
 guardian: Guardian = Guardian()

@@ -43,6 +43,8 @@ _DISPLAY_PATIENCE = 2.0
 """Seconds without progress after which a stuck display is given up at the end of a job."""
 _EVENTS_PATIENCE = 2.0
 """Seconds that the last events may take on a stuck disk."""
+_REAPING_DELAY = 0.5
+"""Seconds in which dead orphans collect, to be reaped together."""
 
 
 class FMKManager:
@@ -78,6 +80,10 @@ class FMKManager:
             out between; None for any number.
         display: Further arguments for the display; the command line's.
         notify: Takes progress lines while the job is not started yet, such as what is waited for.
+
+    Attributes:
+        inherits_orphans: True where this process is a sub-reaper (prctl(2)) and has no children but
+            this job's: then its orphans are the job's too. The command line sets it.
 
     Raises:
         TypeError: `command` is one string, or another argument is of a wrong kind.
@@ -161,6 +167,8 @@ class FMKManager:
         self._events_written: asyncio.Future[None] | None = None
         self._began = time.time()
         self._process = os.getpid()
+        self._reaping: asyncio.TimerHandle | None = None
+        self.inherits_orphans: bool = False
 
     async def __aenter__(self) -> FMKManager:
         """Start all workers.
@@ -314,9 +322,18 @@ class FMKManager:
                 worker.signal(number)
 
     def reap_orphans(self) -> None:
-        """Reap dead children that are not ours to await; for the command as pid 1 of a container."""
+        """Reap dead children that are not ours to await, soon; for the command, which inherits them.
+
+        From the manager's own loop. Not at once: after a worker's end there is more urgent work.
+        """
+        assert self._loop is not None
+        if self._reaping is None:
+            self._reaping = self._loop.call_later(_REAPING_DELAY, self._reap_orphans)
+
+    def _reap_orphans(self) -> None:
         from davincirunsdk.process_tree import reap_orphans
 
+        self._reaping = None
         pids = {worker.pid for worker in self._group.workers} if self._group is not None else set()
         if None not in pids:
             # Before, one just started may have ended, and nobody knows yet that it is no orphan.
@@ -442,6 +459,7 @@ class FMKManager:
             mark=launch.mark,
             grace_period=self._grace_period,
             fail_fast=self._fail_fast,
+            inherits_orphans=self.inherits_orphans,
             emit=self._emit,
         )
         return launch

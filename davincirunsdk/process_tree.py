@@ -4,7 +4,8 @@ The mark is an environment variable. The kernel keeps the environment of a proce
 its exec, so a descendant is found after `setsid`, after a double fork and after the death of all
 its ancestors. Two kinds carry no mark and are found beside it: processes in the session of a
 worker or of any marked process, and children of a marked process that were started with another
-environment. What was found once stays known when it loses the parent it was found by.
+environment. What was found once stays known when it loses the parent it was found by. A supervisor
+that inherits the orphans of its job finds those as well that nobody saw while their parent lived.
 """
 
 from __future__ import annotations
@@ -60,10 +61,13 @@ class ProcessTree:
 
     Args:
         marks: The jobs' marks, as in the workers' environment.
+        guardian: Given where this process inherits orphans and has no children but those of the
+            job and this one: its pid.
     """
 
-    def __init__(self, *marks: str) -> None:
+    def __init__(self, *marks: str, guardian: Callable[[], int | None] | None = None) -> None:
         self._marks = marks
+        self._guardian = guardian
         self._sessions: dict[int, float] = {}
         self._known: set[tuple[int, float]] = set()
         self._asked: set[tuple[int, float]] = set()
@@ -93,6 +97,7 @@ class ProcessTree:
             for pid in new:
                 self._look_at(pid, alive, ours)
         self._add_sessions(ours, alive)
+        ours.update({pid: process for pid, process in alive.items() if self._is_inherited(process)})
         self._add_children(ours, alive)
         self._known.update(process.key for process in ours.values())
         return list(ours.values())
@@ -128,6 +133,14 @@ class ProcessTree:
     def _is_in_session(self, process: MarkedProcess) -> bool:
         ended = self._sessions.get(process.session)
         return ended is not None and process.created < ended
+
+    def _is_inherited(self, process: MarkedProcess) -> bool:
+        return (
+            self._guardian is not None
+            and process.parent == os.getpid()
+            and process.pid not in self._sessions
+            and process.pid != self._guardian()
+        )
 
     def _reap_orphan(self, zombie: MarkedProcess) -> None:
         # As pid 1 or sub-reaper we inherit orphans. A worker itself is reaped by its own coroutine.

@@ -52,6 +52,7 @@ class WorkerGroup:
         mark: The job's mark, which is in every worker's environment.
         grace_period: Seconds between SIGTERM and SIGKILL, for all workers together.
         fail_fast: Stop the others when one ends badly.
+        inherits_orphans: This process is the sub-reaper of the job and of nothing else.
         emit: Takes every event.
 
     Attributes:
@@ -70,6 +71,7 @@ class WorkerGroup:
         mark: str,
         grace_period: float,
         fail_fast: bool,
+        inherits_orphans: bool,
         emit: Callable[[Event], None],
     ) -> None:
         self.workers: list[Worker] = [
@@ -83,6 +85,7 @@ class WorkerGroup:
         self.fail_fast = fail_fast
         self._grace_period = grace_period
         self._mark = mark
+        self._inherits_orphans = inherits_orphans
         self._emit = emit
         self._deadline = math.inf
         self._known_tree: ProcessTree | None = None
@@ -262,7 +265,9 @@ class WorkerGroup:
         from davincirunsdk.process_tree import ProcessTree
 
         if self._known_tree is None:
-            self._known_tree = ProcessTree(self._mark)
+            self._known_tree = ProcessTree(
+                self._mark, guardian=guardian.pid if self._inherits_orphans else None
+            )
         return self._known_tree
 
     def _sessions(self) -> dict[int, float]:

@@ -28,13 +28,14 @@ KINDS = {
     "bare-setsid": 1,
     "pool": 3,
     "fails": 1,
+    "lost": 1,
     "once-setsid": 1,
     "counts": 1,
     "once-pipe": 1,
     "floods": 1,
     "talks": 1,
 }
-_OF_SINGLE_TESTS = ("once-setsid", "counts", "once-pipe", "floods", "talks")
+_OF_SINGLE_TESTS = ("lost", "once-setsid", "counts", "once-pipe", "floods", "talks")
 """Records that each kind makes before it is ready."""
 
 EVERY_KIND = tuple(kind for kind in KINDS if kind not in _OF_SINGLE_TESTS)

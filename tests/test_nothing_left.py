@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -396,6 +397,34 @@ def test_command_is_killed(recorded: Recorded) -> None:
     program.process.kill()
     program.process.wait()
     recorded.assert_gone_by(time.monotonic() + in_time(LIMIT_AFTER_DEATH))
+
+
+@pytest.mark.parametrize("recorded", [("lost", "lost")], indirect=True, ids=[""])
+@pytest.mark.parametrize("code", [0, 3, 130])
+def test_command_finds_what_nothing_tells_from_strangers(code: int, recorded: Recorded) -> None:
+    """Found by its way to us: another environment, another session, and a parent that was dead at once."""
+    program = command_line(recorded)
+    program.until_ready(recorded)
+    if code == 130:
+        program.process.send_signal(signal.SIGINT)
+    else:
+        (recorded.folder.parent / "fail").write_text(str(code))
+    assert program.process.wait(in_time(LIMIT)) == code
+    assert not recorded.alive()
+
+
+@pytest.mark.parametrize("recorded", [("lost",)], indirect=True, ids=[""])
+def test_command_leaves_children_alone_that_it_did_not_start(recorded: Recorded) -> None:
+    """A shell that becomes the command may have started something before, which is not the job's."""
+    words = shlex.join([PY, "-m", "davincirunsdk", "--nproc-per-node", "1", *recorded.command])
+    folder = recorded.folder.parent
+    program = Program(["sh", "-c", f"sleep 600 & echo $! > older; exec {words}"], folder)
+    program.until_ready(recorded)
+    (folder / "fail").write_text("0")
+    assert program.process.wait(in_time(LIMIT)) == 0
+    # Ends only what still runs; raises for what does not.
+    os.kill(int((folder / "older").read_text()), signal.SIGKILL)
+    recorded.kill_all()
 
 
 def test_guardian_is_killed_then_the_program(recorded: Recorded) -> None:

@@ -144,6 +144,15 @@ def bare_setsid() -> None:
     rest()
 
 
+def lost() -> None:
+    """End well or badly, as the test says; before, orphan a process that nothing of the job is seen in."""
+    words = f"{sys.executable} -S -E {__file__} {records} --as lost"
+    subprocess.run(["setsid", "env", "-i", "/bin/sh", "-c", f"{words} >/dev/null 2>&1 &"], check=True)
+    while not (records.parent / "fail").exists():
+        time.sleep(0.01)
+    sys.exit(int((records.parent / "fail").read_text() or 0))
+
+
 def pool() -> None:
     import multiprocessing
 
@@ -205,6 +214,7 @@ KINDS = {
     "bare-setsid": bare_setsid,
     "pool": pool,
     "fails": fails,
+    "lost": lost,
     "once-setsid": lambda: helper("once-setsid", session=True),
     "counts": counts,
     "once-pipe": once_pipe,
