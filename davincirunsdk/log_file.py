@@ -29,10 +29,15 @@ class LogFile:
         on_trouble: Called with one sentence when bytes are lost for the first time, from the
             thread that writes.
 
+    Attributes:
+        movable: Whether `move` has a sense.
+
     Raises:
         BlockingIOError: A running job writes to this file.
         OSError: It cannot be opened.
     """
+
+    movable: bool = True
 
     def __init__(self, path: Path, on_trouble: Callable[[str], None]) -> None:
         self.path = path
@@ -41,6 +46,7 @@ class LogFile:
         self._on_trouble = on_trouble
         self._warned = False
         self._file = _open_locked(path)
+        self._direct = -1
 
     def write(self, data: bytes) -> None:
         """Append `data`; blocks as long as the disk does. Never raises."""
@@ -59,8 +65,41 @@ class LogFile:
                 "what they print is not kept until the file can be written again"
             )
 
+    def move(self, pipe: int, size: int) -> int:
+        """Append bytes of a pipe without reading them; blocks as long as the disk does.
+
+        Args:
+            pipe: Its reading end, which holds `size` bytes.
+            size: Bytes to move at most.
+
+        Returns:
+            Bytes moved, at least 1.
+
+        Raises:
+            OSError: None was moved; `write` will tell what is wrong, or manage.
+        """
+        found = os.fstat(self._file)
+        if found.st_nlink == 0 or not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if self._direct < 0:
+            # The kernel moves nothing to a file that is open for appending.
+            self._direct = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_CLOEXEC)
+        os.lseek(self._direct, 0, os.SEEK_END)
+        moved = os.splice(pipe, self._direct, size)
+        self.size += moved
+        return moved
+
+    def last(self, size: int) -> bytes:
+        """Read the last bytes that were moved, for the thread that moves them; b"" if they cannot be read."""
+        try:
+            return os.pread(self._direct, size, max(0, os.fstat(self._direct).st_size - size))
+        except OSError as error:
+            logger.debug("cannot read %s: %s", self.path, error)
+            return b""
+
     def close(self) -> None:
         """Close the file; other jobs may then take its name."""
+        self._close_direct()
         if self._file >= 0:
             try:
                 os.close(self._file)
@@ -75,6 +114,11 @@ class LogFile:
             self._warned = True
             self._on_trouble(text)
 
+    def _close_direct(self) -> None:
+        if self._direct >= 0:
+            os.close(self._direct)
+            self._direct = -1
+
     def _lose(self, size: int) -> None:
         self.lost += size
 
@@ -83,6 +127,7 @@ class LogFile:
         self.lost += self.size
         self.size = 0
         self.warn_once(f"{self.path} was removed while its worker runs; a new file holds what follows")
+        self._close_direct()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -29,6 +29,8 @@ class LimitedLogFile(LogFile):
         left_out: Bytes that the mark stands for.
     """
 
+    movable = False
+
     def __init__(self, path: Path, on_trouble: Callable[[str], None], limit: int) -> None:
         super().__init__(path, on_trouble)
         limit = max(limit, _LEAST)

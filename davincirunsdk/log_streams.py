@@ -155,6 +155,13 @@ class BlockStream(Feed[LogBlock]):
             self._held += len(item.data)
             self._wake()
 
+    def skip(self, rank: int, size: int) -> None:
+        """Count bytes of a rank that came before anybody read and are not kept."""
+        with self._lock:
+            if self._ranks is None or rank in self._ranks:
+                self.dropped += size
+                self._gaps.add(rank)
+
     def _take(self) -> LogBlock:
         block = super()._take()
         self._held -= len(block.data)
@@ -238,6 +245,23 @@ class LogHub:
         self._history_bytes = 0
         self._forgotten = 0
         self._closed = False
+
+    @property
+    def watched(self) -> bool:
+        """True while somebody takes what is published."""
+        return self.show is not None or bool(self._streams)
+
+    def skip(self, rank: int, size: int) -> None:
+        """Tell that `size` bytes of a rank went by unseen, while nobody watched."""
+        with self._lock:
+            kept = [block for block in self._history if block.rank != rank]
+            held = sum(len(block.data) for block in kept)
+            self._forgotten += self._history_bytes - held + size
+            self._history, self._history_bytes = deque(kept), held
+            # Of one who came in this moment.
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.skip(rank, size)
 
     def publish(self, block: LogBlock) -> None:
         """Hand a block to every reader; never blocks."""

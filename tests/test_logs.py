@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from davincirunsdk import FMKManager
+from davincirunsdk import DistributedRuntimeError, FMKManager
 from davincirunsdk.log_limit import LimitedLogFile
 from davincirunsdk.log_streams import BlockStream, LineCutter, LineStream
 from davincirunsdk.records import LogBlock
@@ -160,6 +160,98 @@ def test_memory_stays_bounded_when_nobody_reads(job_folder: Path) -> None:
     assert int(done.stdout) < 64 * 1024
 
 
+class TestUnseenFlood:
+    """Output that nobody watches and that comes faster than it can be carried is moved, not read."""
+
+    NUMBERED = (
+        "import os, sys, time\n"
+        "def block(number):\n"
+        "    return b''.join(b'%0127d\\n' % i for i in range(number * 8192, number * 8192 + 8192))\n"
+    )
+
+    async def test_its_end_is_known(self) -> None:
+        """File, last line and what a late reader gets are right; what that one cannot get is counted."""
+        program = self.NUMBERED + (
+            "blocks = [block(number) for number in range(8)]\n"
+            "for i in range(16): [os.write(1, block) for block in blocks]\nprint('last words')"
+        )
+        manager = await run(program, 2)
+        for rank, worker in enumerate(manager.workers):
+            written = b"".join(b"%0127d\n" % number for number in range(8 * 8192)) * 16 + b"last words\n"
+            assert worker.log_path.read_bytes() == written
+            assert (worker.log_bytes, worker.last_line) == (len(written), "last words")
+            late = manager.log_blocks([rank])
+            got = b"".join([block.data async for block in late])
+            assert len(got) > 1000
+            assert written.endswith(got)
+        whole = manager.log_blocks()
+        held = sum([len(block.data) async for block in whole])
+        assert held + whole.dropped == 2 * len(written)
+        assert whole.dropped
+
+    async def test_the_report_shows_the_last_lines(self) -> None:
+        """A worker that fails in the middle of a flood is shown with its own last words."""
+        program = self.NUMBERED + (
+            "piece = block(0)\nfor i in range(100): os.write(1, piece)\nraise ValueError('the very end')"
+        )
+        with pytest.raises(DistributedRuntimeError, match="ValueError: the very end"):
+            await run(program, 2)
+
+    async def test_who_comes_in_the_middle(self) -> None:
+        """A reader that begins and ends in a flood gets whole lines, in order, and the count of the rest."""
+        program = self.NUMBERED + (
+            "number = 0\nwhile not os.path.exists('enough'):\n"
+            "    os.write(1, block(number))\n    number += 1\n"
+        )
+        async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
+            while manager.workers[0].log_bytes < 20 << 20:
+                await asyncio.sleep(0.01)
+            for _ in range(3):
+                lines = manager.logs()
+                first = await lines.__anext__()
+                numbers = [int((await lines.__anext__()).text) for _ in range(20000)]
+                await lines.aclose()
+                assert len(first.text) <= 127
+                assert sorted(set(numbers)) == numbers
+            blocks = manager.log_blocks()
+            Path("enough").touch()
+            held = sum([len(block.data) async for block in blocks])
+            result = await manager.wait()
+        assert held + blocks.dropped == result.workers[0].log_bytes
+        written = result.workers[0].log_path.read_bytes().split(b"\n")
+        assert [int(line) for line in written[:-1]] == list(range(len(written) - 1))
+
+    async def test_a_file_that_is_removed(self) -> None:
+        """What is written after that is in a new file, and what was before is counted as lost."""
+        program = self.NUMBERED + (
+            "piece = block(0)\nfor i in range(64): os.write(1, piece)\nopen('half', 'w').close()\n"
+            "while not os.path.exists('go'): time.sleep(0.01)\n"
+            "for i in range(64): os.write(1, piece)\n"
+        )
+        async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
+            while not Path("half").exists():
+                await asyncio.sleep(0.01)
+            manager.workers[0].log_path.unlink()
+            Path("go").touch()
+            result = await manager.wait()
+        worker = result.workers[0]
+        assert worker.log_bytes == worker.log_path.stat().st_size
+        assert worker.log_bytes + worker.lost_bytes == 128 << 20
+
+    @pytest.mark.parametrize("size", [1 << 20, 3_000_001])
+    async def test_one_that_is_stopped(self, size: int) -> None:
+        """A flood that is stopped in its middle leaves a whole file: not a byte less than was taken."""
+        program = f"import os\npiece = b'x' * {size}\nwhile True: os.write(1, piece)"
+        async with FMKManager([PY, "-c", program], nproc_per_node=2) as manager:
+            while any(worker.log_bytes < 20 << 20 for worker in manager.workers):
+                await asyncio.sleep(0.01)
+            await manager.stop()
+        for worker in manager.workers:
+            assert worker.log_bytes == worker.log_path.stat().st_size
+            assert worker.lost_bytes == 0
+            assert worker.last_line == "x" * 200
+
+
 class TestDiskTrouble:
     """A disk that is full, limited, gone or stuck harms the log, never the worker."""
 
@@ -190,12 +282,14 @@ class TestDiskTrouble:
         assert 1 <= len(warnings) <= 3
         assert str(small_disk) in warnings[0]
 
-    async def test_writing_resumes_when_there_is_room(self, small_disk: Path) -> None:
+    @pytest.mark.parametrize("size", [300_000, 30_000_000])
+    async def test_writing_resumes_when_there_is_room(self, small_disk: Path, size: int) -> None:
         """A disk that was full and has room again takes what follows."""
         filler = small_disk / "filler"
         filler.write_bytes(bytes(1000 * 1024))
         program = (
-            "import os, time\nos.write(1, b'a' * 300000)\nopen('full', 'w').close()\n"
+            f"import os, time\nleft = memoryview(b'a' * {size})\n"
+            "while left: left = left[os.write(1, left):]\nopen('full', 'w').close()\n"
             "while not os.path.exists('room'): time.sleep(0.01)\nos.write(1, b'the end\\n')"
         )
         async with FMKManager([PY, "-c", program], nproc_per_node=1, log_dir=small_disk) as manager:
@@ -205,7 +299,7 @@ class TestDiskTrouble:
             Path("room").touch()
             result = await manager.wait()
         assert result.workers[0].log_path.read_bytes().endswith(b"the end\n")
-        assert result.lost_log_bytes + result.workers[0].log_bytes == 300008
+        assert result.lost_log_bytes + result.workers[0].log_bytes == size + 8
 
     async def test_file_that_takes_nothing(self, job_folder: Path) -> None:
         """A log path that leads to /dev/full loses everything and says so."""
