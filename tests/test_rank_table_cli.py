@@ -317,3 +317,98 @@ def test_merge_what_cannot_be_merged(tmp_path: Path) -> None:
     assert "rank table (merged) has 2 faults" in same.stderr
     v2 = put_sample("v2_0_two_hosts", tmp_path / "v2.json")
     assert "found version 2.0; expected v0.1 or v1.x to merge" in run("merge", a, v2).stderr
+
+
+MAP = """
+        NPU ID             Chip ID             Chip Logic ID             Chip Name
+        {0}             0             0             Ascend910
+        {0}             1             1             Ascend910
+        {0}             2             -             Mcu
+        {1}             0             2             Ascend910
+        {1}             1             3             Ascend910
+"""
+NEW_MAP = """\
+NPU ID      Chip ID      Chip Logic ID      Chip Phy-ID      Chip Name
+3           0            0                  6                Ascend910
+3           1            1                  7                Ascend910
+"""
+NPU_SMI = """#!/bin/sh
+# info -m, or info -t spod-info -i NPU -c CHIP
+if [ "$2" = -m ]; then cat {map}; exit; fi
+case "$5$7" in
+    {unknown}) echo 'This device does not support querying spod-info.'; exit 1 ;;
+    *) printf '\\tSDID                           : %s\\n' $((1000 + $5 * 10 + $7))
+       printf '\\tSuper Pod Size                 : 384\\n\\tSuper Pod ID                   : %s\\n' {pod}
+       printf '\\tServer Index                   : 4\\n' ;;
+esac
+"""
+
+
+def make_super_pod_root(
+    root: Path, npus: list[int], chips: str, *, unknown: str = "none", pod: str = "7"
+) -> Path:
+    """The tree of a host whose npu-smi knows a super pod."""
+    make_root(root, npus)
+    (root / "map").write_text(chips)
+    tool = root / "usr/local/sbin/npu-smi"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(NPU_SMI.format(map=root / "map", unknown=unknown, pod=pod))
+    tool.chmod(0o755)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("npus", "chips", "sdids"),
+    [
+        ([0, 1, 2, 3], MAP.format(0, 1), ["1000", "1001", "1010", "1011"]),
+        ([4, 5, 6, 7], MAP.format(2, 3), ["1020", "1021", "1030", "1031"]),
+        ([6, 7], NEW_MAP, ["1030", "1031"]),
+    ],
+    ids=["all", "a container's", "physical numbers told"],
+)
+def test_make_on_a_super_pod(tmp_path: Path, npus: list[int], chips: str, sdids: list[str]) -> None:
+    """Where npu-smi knows of a super pod the table is v1.2, with each device's own number."""
+    root = make_super_pod_root(tmp_path, npus, chips)
+    result = run("make", "--root", root, "--server-id", "a")
+    assert result.exit_code == 0, result.stderr
+    table = json.loads(result.stdout)
+    assert table["version"] == "1.2"
+    assert table["super_pod_list"] == [{"super_pod_id": "7", "server_list": [{"server_id": "a"}]}]
+    devices = table["server_list"][0]["device"]
+    assert [int(device["device_id"]) for device in devices] == npus
+    assert [device["super_device_id"] for device in devices] == sdids
+    (tmp_path / "table.json").write_text(result.stdout)
+    assert run("check", tmp_path / "table.json").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("unknown", "pod", "chips"),
+    [
+        ("*", "7", MAP.format(0, 1)),
+        ("none", "4294967295", MAP.format(0, 1)),
+        ("none", "7", "no such option\n"),
+    ],
+    ids=["not supported", "in no super pod", "older tool"],
+)
+def test_make_without_a_super_pod(tmp_path: Path, unknown: str, pod: str, chips: str) -> None:
+    """A machine without a super pod, or with a tool that does not know, gets a plain v1.0 table."""
+    root = make_super_pod_root(tmp_path, [0, 1, 2, 3], chips, unknown=unknown, pod=pod)
+    result = run("make", "--root", root, "--server-id", "a")
+    assert result.exit_code == 0, result.stderr
+    table = json.loads(result.stdout)
+    assert (table["version"], "super_pod_list" in table) == ("1.0", False)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "pod", "message"),
+    [
+        ("10", "7", "found no super pod facts for NPU 2 but for others of this host"),
+        ("none", "$((1 + $5))", "found NPUs of super pods 1, 2 on this host; expected one"),
+    ],
+)
+def test_make_with_half_a_super_pod(tmp_path: Path, unknown: str, pod: str, message: str) -> None:
+    """Facts that contradict each other are an error, not a table that HCCL refuses later."""
+    root = make_super_pod_root(tmp_path, [0, 1, 2, 3], MAP.format(0, 1), unknown=unknown, pod=pod)
+    result = run("make", "--root", root, "--server-id", "a")
+    assert result.exit_code == 1
+    assert message in result.stderr

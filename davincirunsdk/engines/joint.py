@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from davincirunsdk.errors import RankTableError
 from davincirunsdk.outcome import choose_exit_code
 from davincirunsdk.records import JobState, RunResult, WorkerFailure, WorkerState
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from davincirunsdk.engines.driver import Member
     from davincirunsdk.engines.messages import NodeFacts
+    from davincirunsdk.rank_table.table import RankTable
     from davincirunsdk.records import WorkerStatus
 
 _RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOPPING})
@@ -23,16 +25,16 @@ _RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOP
 def table_of(facts: Sequence[NodeFacts]) -> tuple[str, tuple[int, ...]]:
     """Make the job's rank table and the order of its nodes; blocks shortly.
 
-    Nodes are ordered by the text of their server id, or of their address, as MindSpore expects;
-    equal ones keep their order.
+    Nodes are ordered by the text of their server id, or of their address, as MindSpore expects,
+    those of one super pod together, as HCCL wants it; equal ones keep their order.
 
     Args:
         facts: What the agents found, in any order.
 
     Returns:
-        The checked table as JSON, v1.2 if any node's is, else v1.0; "" where a node has no NPUs, or
-        where several nodes do not all know their NPUs' addresses. And the places of the nodes in
-        `facts`, in node rank order.
+        The checked table as JSON, v1.2 where the nodes know their super pods, else v1.0; "" where a
+        node has no NPUs, or where several nodes do not all know their NPUs' addresses, which are
+        needed but inside one super pod. And the places of the nodes in `facts`, in node rank order.
 
     Raises:
         RankTableError: The tables contradict each other.
@@ -44,14 +46,31 @@ def table_of(facts: Sequence[NodeFacts]) -> tuple[str, tuple[int, ...]]:
 
         tables = {place: parse(fact.table, path=fact.host) for place, fact in enumerate(facts)}
     names = [
-        tables[place].servers[0].server_id if tables else fact.address for place, fact in enumerate(facts)
+        (_super_pod(tables[place]), tables[place].servers[0].server_id) if tables else ("", fact.address)
+        for place, fact in enumerate(facts)
     ]
     order = tuple(sorted(range(len(facts)), key=lambda place: names[place]))
     rows = [row for table in tables.values() for server in table.servers for row in server.rows]
-    if not rows or (len(facts) > 1 and any(row.device_ip is None for row in rows)):
+    pods = {pod for pod, _ in names}
+    if len(pods) > 1 and "" in pods:
+        without = ", ".join(fact.host for fact, (pod, _) in zip(facts, names, strict=True) if not pod)
+        raise RankTableError(
+            f"found no super pod on {without}, but on other nodes; expected one for all nodes or for none: "
+            "look what `npu-smi info -t spod-info` prints there",
+            path="(nodes)",
+        )
+    needs_addresses = len(facts) > 1 and (len(pods) > 1 or "" in pods)
+    if not rows or (needs_addresses and any(row.device_ip is None for row in rows)):
         return "", order
     merged = merge([(facts[place].host, tables[place]) for place in order], keep_order=True)
     return dump(merged), order
+
+
+def _super_pod(table: RankTable) -> str:
+    """Name of the super pod of a host's own table, "" where it is in none."""
+    listed = table.extra.get("super_pod_list")
+    pod = listed[0] if isinstance(listed, list) and listed else None
+    return str(pod.get("super_pod_id")) if isinstance(pod, dict) else ""
 
 
 def judge(

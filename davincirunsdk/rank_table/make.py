@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,17 +15,17 @@ from davincirunsdk import machine
 from davincirunsdk.errors import PlatformError, RankTableError
 from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.findings import show
-from davincirunsdk.rank_table.table import RankTable, Row, Server
+from davincirunsdk.rank_table.super_pod import find_super_pod
+from davincirunsdk.rank_table.table import NO_FIELDS, RankTable, Row, Server
+from davincirunsdk.rank_table.tools import ask, find_tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from davincirunsdk.rank_table.table import Json
 
-TOOL_PLACES = ("usr/local/Ascend/driver/tools/hccn_tool", "usr/bin/hccn_tool")
-TOOL_TIMEOUT = 10.0
-"""Seconds for one answer of hccn_tool; it hangs where the driver does."""
-
+_LOGICAL_SUPER_POD = "HCCL_LOGIC_SUPERPOD_ID"
+"""By this variable a physical super pod is divided into logical ones."""
 _TOOL_LINE = re.compile(r"^\s*(?:ipaddr|ipv6_address)\s*:\s*(\S+)", re.MULTILINE)
 _CONF_LINE = re.compile(r"^\s*address_(\d+)\s*=\s*(\S+)", re.MULTILINE)
 
@@ -39,22 +37,25 @@ def make(
     server_id: str | None = None,
     search_path: str | None = None,
 ) -> RankTable:
-    """Make the v1.0 table of one host: its devices in increasing number, ranks from 0.
+    """Make the table of one host: its devices in increasing number, ranks from 0.
 
     The devices are the device files; their addresses are what hccn_tool says, else
-    `/etc/hccn.conf`, else left out, which HCCL accepts on one server.
+    `/etc/hccn.conf`, else left out, which HCCL accepts on one server. Where npu-smi knows of a super
+    pod (Atlas A3) the table is v1.2 and tells the host's place in it, else v1.0.
 
     Args:
         root: Folder to look below for all of this: `/`, or a tree collected from another host.
         device_ids: Physical numbers to use; all that are there if empty.
         server_id: What to call the host; its address, else its name, if None.
-        search_path: Where to look for hccn_tool as well, as in PATH; only used with `/` as root.
+        search_path: Where to look for hccn_tool and npu-smi as well, as in PATH; only used with `/` as
+            root.
 
     Returns:
         The table.
 
     Raises:
-        PlatformError: No devices, or not those asked for, or no name for the host.
+        PlatformError: No devices, or not those asked for, or no name for the host, or facts of a super
+            pod that contradict each other.
     """
     present = machine.npus(root)
     chosen = tuple(sorted(set(device_ids))) or present
@@ -70,12 +71,26 @@ def make(
             "with --devices"
         )
     addresses = _addresses(root, chosen, search_path)
+    name = server_id or _server_id(root)
+    smi = find_tool("npu-smi", root, search_path)
+    pod = find_super_pod(smi, present or chosen, chosen) if smi else None
     rows = tuple(
-        Row(rank=rank, device_id=number, device_ip=addresses.get(number))
+        Row(
+            rank=rank,
+            device_id=number,
+            device_ip=addresses.get(number),
+            extra={"super_device_id": pod.device_ids[number]} if pod else NO_FIELDS,
+        )
         for rank, number in enumerate(chosen)
     )
-    table = RankTable(form="v1.0", servers=(Server(server_id=server_id or _server_id(root), rows=rows),))
-    return parse(dump(table))
+    extra: dict[str, Json] = {}
+    if pod:
+        logical = os.environ.get(_LOGICAL_SUPER_POD) if root == Path("/") else None
+        extra["super_pod_list"] = [
+            {"super_pod_id": logical or pod.name, "server_list": [{"server_id": name}]}
+        ]
+    server = Server(server_id=name, rows=rows)
+    return parse(dump(RankTable(form="v1.2" if pod else "v1.0", servers=(server,), extra=extra)))
 
 
 def merge(tables: Sequence[tuple[str, RankTable]], *, keep_order: bool = False) -> RankTable:
@@ -151,10 +166,10 @@ def _add_super_pods(pods: dict[str, dict[str, Json]], extra: Mapping[str, Json])
 
 
 def _addresses(root: Path, numbers: Sequence[int], search_path: str | None) -> dict[int, str]:
-    tool = _tool(root, search_path)
+    tool = find_tool("hccn_tool", root, search_path)
     found: dict[int, str] = {}
     for number in numbers if tool else ():
-        address = _ask(str(tool), number)
+        address = _ask_address(str(tool), number)
         if address is not None:
             found[number] = address
     conf = root / "etc/hccn.conf"
@@ -169,29 +184,9 @@ def _addresses(root: Path, numbers: Sequence[int], search_path: str | None) -> d
     return found
 
 
-def _tool(root: Path, search_path: str | None) -> Path | None:
-    for place in TOOL_PLACES:
-        if os.access(root / place, os.X_OK):
-            return root / place
-    found = shutil.which("hccn_tool", path=search_path) if search_path and root == Path("/") else None
-    return Path(found) if found else None
-
-
-def _ask(tool: str, number: int) -> str | None:
+def _ask_address(tool: str, number: int) -> str | None:
     for words in (["-ip", "-g"], ["-ip", "-inet6", "-g"]):
-        try:
-            answer = subprocess.run(
-                [tool, "-i", str(number), *words],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=TOOL_TIMEOUT,
-                check=False,
-                text=True,
-                errors="replace",
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        match = _TOOL_LINE.search(answer.stdout)
+        match = _TOOL_LINE.search(ask([tool, "-i", str(number), *words]))
         if match and machine.is_address(match[1]):
             return match[1]
     return None
