@@ -302,6 +302,7 @@ def _command(
                 grace_period=grace_period,
                 framework=framework,
                 master_port=master_port,
+                log_limit=log_limit,
                 echo=echo,
                 collect="none",
                 display=display,
@@ -340,7 +341,7 @@ def _command(
         words.close(2.0)
 
 
-_ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr", "log_limit")
+_ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr")
 _OF_MANIFEST = ("manifest", "image", "retries", "nnodes", "command")
 
 

@@ -23,6 +23,9 @@ have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code` (negative 
 `signal`, `detail`.
 """
 
+EVENTS_PATIENCE = 2.0
+"""Seconds that the last events may take on a stuck disk."""
+
 
 class EventLog:
     """Writes events in a thread of its own, each as soon as it has happened.
@@ -30,13 +33,14 @@ class EventLog:
     Args:
         file: The open file.
         job_id: Name of the job.
-        node: Name of this node.
+        node: Name of this node, where the events are from unless they say otherwise.
     """
 
     def __init__(self, file: LogFile, job_id: str, node: str) -> None:
         self._file = file
-        self._names = {"job": job_id, "node": node}
-        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._job_id = job_id
+        self._node = node
+        self._queue: queue.SimpleQueue[tuple[Event, str] | None] = queue.SimpleQueue()
 
     def start(self) -> asyncio.Future[None]:
         """Begin to write.
@@ -46,17 +50,24 @@ class EventLog:
         """
         return in_thread(self._write)
 
-    def put(self, event: Event) -> None:
-        """Add an event; from any thread, never blocks."""
-        self._queue.put(event)
+    def put(self, event: Event, node: str = "") -> None:
+        """Add an event; from any thread, never blocks.
+
+        Args:
+            event: What happened.
+            node: Name of the node where it happened, "" for this one.
+        """
+        self._queue.put((event, node or self._node))
 
     def close(self) -> None:
         """Close the file after the events added so far."""
         self._queue.put(None)
 
     def _write(self) -> None:
-        while (event := self._queue.get()) is not None:
-            line: dict[str, object] = {"v": SCHEMA, "time": event.time, "kind": event.kind, **self._names}
+        while (item := self._queue.get()) is not None:
+            event, node = item
+            line: dict[str, object] = {"v": SCHEMA, "time": event.time, "kind": event.kind}
+            line |= {"job": self._job_id, "node": node}
             about = {
                 "rank": event.rank,
                 "pid": event.pid,

@@ -15,7 +15,7 @@ from davincirunsdk.arguments import absolute, command_words, parse_ranks, second
 from davincirunsdk.cluster import Wish
 from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
-from davincirunsdk.event_log import EventLog
+from davincirunsdk.event_log import EVENTS_PATIENCE, EventLog
 from davincirunsdk.guardian import guardian
 from davincirunsdk.launch import Launch, prepare
 from davincirunsdk.log_pump import LogPump
@@ -41,8 +41,6 @@ _STREAM_BYTES = 4 << 20
 """What a stream holds for a slow reader."""
 _DISPLAY_PATIENCE = 2.0
 """Seconds without progress after which a stuck display is given up at the end of a job."""
-_EVENTS_PATIENCE = 2.0
-"""Seconds that the last events may take on a stuck disk."""
 _REAPING_DELAY = 0.5
 """Seconds in which dead orphans collect, to be reaped together."""
 
@@ -518,7 +516,7 @@ class FMKManager:
         assert self._event_log is not None
         assert self._events_written is not None
         self._event_log.close()
-        await self._within(waits, self._events_written, _EVENTS_PATIENCE)
+        await waits.within(EVENTS_PATIENCE, self._events_written)
         self._end_readers()
 
     def _end_readers(self) -> None:
@@ -527,13 +525,6 @@ class FMKManager:
             self._events_ended = True
             for feed in self._event_feeds:
                 feed.close()
-
-    @staticmethod
-    async def _within(waits: Patience, future: asyncio.Future[None], timeout: float) -> None:
-        limit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = asyncio.get_running_loop().call_later(timeout, resolve, limit, None)
-        await waits.until_any(future, limit)
-        timer.cancel()
 
     async def _judge(self, waits: Patience, *, at_end: bool) -> None:
         """Turn what the workers did into a result or an error, once; at the end with the last figures."""

@@ -52,6 +52,14 @@ class Patience:
         await self.until_any(future)
         return future.result()
 
+    async def within(self, timeout: float, future: asyncio.Future[Any]) -> None:
+        """Wait for `future`, at most `timeout` seconds, however often this task is cancelled."""
+        loop = asyncio.get_running_loop()
+        limit: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(timeout, resolve, limit, None)
+        await self.until_any(future, limit)
+        timer.cancel()
+
     @property
     def cancelled(self) -> bool:
         """True when a cancellation was noted."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from davincirunsdk import __version__, machine
 from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
+from davincirunsdk.guardian import guardian
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.waiting import in_thread, resolve
 
@@ -146,7 +147,8 @@ class NodeAgent:
         folder: Path | None = None
         try:
             if table:
-                folder = Path(await in_thread(lambda: tempfile.mkdtemp(prefix="davincirun-")))
+                folder = await in_thread(lambda: Path(tempfile.mkdtemp(prefix="davincirun-")).absolute())
+                guardian.watch_folder(folder)
                 await in_thread((folder / "hccl.json").write_text, table)
             manager = _manager(plan, folder / "hccl.json" if folder is not None else None)
             async with manager:
@@ -170,6 +172,7 @@ class NodeAgent:
         finally:
             if folder is not None:
                 await in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+                guardian.release_folder(folder)
             self._outbox.end(result)
 
     async def _read_events(self, manager: FMKManager) -> None:
@@ -255,6 +258,7 @@ def _manager(plan: NodePlan, table: Path | None) -> FMKManager:
         node_rank=plan.node_rank,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
+        log_limit=plan.log_limit,
     )
 
 

@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from davincirunsdk import __version__
+from davincirunsdk import __version__, machine
 from davincirunsdk.arguments import command_words, parse_ranks, whole_number
 from davincirunsdk.engines.joint import judge, table_of
 from davincirunsdk.engines.messages import NodePlan
 from davincirunsdk.environment import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
+from davincirunsdk.event_log import EVENTS_PATIENCE, EventLog
+from davincirunsdk.log_file import LogFile, open_log_files
 from davincirunsdk.log_streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.records import Event, JobState
 from davincirunsdk.waiting import Patience, in_thread, resolve, shield
@@ -141,12 +143,13 @@ class NodesManager:
         command: Words of the command; relative paths in it are seen from `work_dir`.
         work_dir: Folder the workers run in, on every node; relative to the caller's folder.
         log_dir: Folder of the log files, on every node; relative to the caller's folder. None for
-            the platform's.
+            the platform's. The events of all nodes are written there here, beside the driver.
         nproc_per_node: Workers per node; by default one per NPU.
         grace_period: Seconds between SIGTERM and SIGKILL.
         env: Extra variables for the workers; otherwise they have their node's environment.
         framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
         master_port: Port for the rendezvous; by default one that was free on node 0.
+        log_limit: Bytes that a log file may have, None for any number; see `FMKManager`.
         echo: Ranks to show on standard output: `all`, `none`, or such as `0,2-3`; None shows none.
         collect: Ranks whose output is brought here for `logs`, written as for `echo`; by default
             all. All output is in the log files on the nodes in any case.
@@ -170,6 +173,7 @@ class NodesManager:
         env: Mapping[str, str] | None = None,
         framework: str = "auto",
         master_port: int | None = None,
+        log_limit: int | None = None,
         echo: str | None = None,
         collect: str = "all",
         display: Mapping[str, Any] | None = None,
@@ -191,6 +195,7 @@ class NodesManager:
         self._env = {str(name): str(value) for name, value in (env or {}).items()}
         self._framework = framework
         self._master_port = whole_number("master_port", master_port, 1, 65535)
+        self._log_limit = whole_number("log_limit", log_limit, 1)
         self._echo = None if echo is None else parse_ranks(echo)
         self._shows = echo is not None
         self._collect = parse_ranks(collect)
@@ -211,6 +216,8 @@ class NodesManager:
         self._sink: Sink | None = None
         self._events: list[Event] = []
         self._feeds: list[Feed[Event]] = []
+        self._event_log: EventLog | None = None
+        self._events_written: asyncio.Future[None] | None = None
         self._began = time.time()
         self._result: RunResult | None = None
         self._error: DavinciRunError | None = None
@@ -235,6 +242,7 @@ class NodesManager:
         try:
             await self._plan(handles)
             self._open_display()
+            await self._open_event_log()
         except BaseException:
             await self._to_the_end(self._placement.close())
             raise
@@ -392,6 +400,7 @@ class NodesManager:
                 master_addr=members[0].facts.address,
                 master_port=self._master_port or members[0].facts.port,
                 wanted_ranks=wanted,
+                log_limit=self._log_limit,
                 held_bytes=held,
             )
         self._members = members
@@ -415,6 +424,9 @@ class NodesManager:
             await self._judge(waits)
             if self._sink is not None:
                 await waits.wait(in_thread(self._sink.close, _DISPLAY_PATIENCE))
+            if self._event_log is not None and self._events_written is not None:
+                self._event_log.close()
+                await waits.within(EVENTS_PATIENCE, self._events_written)
             self._hub.close()
             for feed in self._feeds:
                 feed.close()
@@ -476,7 +488,7 @@ class NodesManager:
                 self._fail_fast(member, f"{event.detail} on {member.name}")
             if event.kind != "finished":
                 about = event.detail if event.rank is not None else f"{member.name}: {event.detail}"
-                self._emit(replace(event, detail=about))
+                self._emit(replace(event, detail=about), member)
         for block in report.blocks:
             self._hub.publish(block)
         member.result = report.result
@@ -494,7 +506,8 @@ class NodesManager:
         if member.result is not None:
             return
         member.lost = why
-        self._emit(Event(kind="warning", time=time.time(), detail=f"{member.name} was lost: {why}"))
+        text = f"{member.name} was lost: {why}"
+        self._emit(Event(kind="warning", time=time.time(), detail=text), member)
         self._fail_fast(member, f"{member.name} was lost")
 
     def _fail_fast(self, member: Member, reason: str) -> None:
@@ -563,6 +576,26 @@ class NodesManager:
         if self._sink is not None:
             self._hub.show = self._sink.write
 
+    async def _open_event_log(self) -> None:
+        """Open the events file; a driver without a disk for it is no reason to start nothing."""
+
+        def open_file() -> LogFile:
+            folder = (self._log_dir or Path("log")).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            # Not the name that an agent on this host takes for its own part.
+            endings, name = ["-nodes-events.jsonl"], self._job_id.replace(os.sep, "_")
+            _, (file,) = open_log_files(folder, name, endings, lambda path: LogFile(path, self._notify))
+            return file
+
+        try:
+            file = await in_thread(open_file)
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            self._notify(f"the events of all nodes cannot be written: {why}; the job goes on without")
+            return
+        self._event_log = EventLog(file, self._job_id, machine.host_name())
+        self._events_written = self._event_log.start()
+
     def _snapshot(self) -> Snapshot:
         from davincirunsdk.output import Snapshot
 
@@ -574,10 +607,12 @@ class NodesManager:
             report=str(self._error) if self._error is not None else "",
         )
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Event, member: Member | None = None) -> None:
         self._events.append(event)
         for feed in self._feeds:
             feed.offer(event)
+        if self._event_log is not None:
+            self._event_log.put(event, member.facts.host if member is not None else "")
 
     async def _gone(self) -> None:
         if self._task is not None:

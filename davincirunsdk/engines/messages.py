@@ -48,6 +48,7 @@ class NodePlan:
         master_addr: Address of node 0.
         master_port: Port for the rendezvous.
         wanted_ranks: Ranks whose output is to be sent, None for all.
+        log_limit: Bytes that a log file may have, None for any number.
         held_bytes: Output that may wait to be sent; the rest is left out and counted.
     """
 
@@ -63,6 +64,7 @@ class NodePlan:
     master_addr: str
     master_port: int
     wanted_ranks: frozenset[int] | None
+    log_limit: int | None
     held_bytes: int
 
 

@@ -78,6 +78,7 @@ def manager(
     env: Mapping[str, str] | None = None,
     framework: str = "auto",
     master_port: int | None = None,
+    log_limit: int | None = None,
     echo: str | None = None,
     collect: str = "all",
     display: Mapping[str, Any] | None = None,
@@ -98,6 +99,7 @@ def manager(
         env: See there.
         framework: See there.
         master_port: See there.
+        log_limit: See there.
         echo: See there.
         collect: See there.
         display: See there.
@@ -136,6 +138,7 @@ def manager(
         env=env,
         framework=framework,
         master_port=master_port,
+        log_limit=log_limit,
         echo=echo,
         collect=collect,
         display=display,

@@ -228,6 +228,46 @@ async def test_cancelling_the_start_leaves_nothing() -> None:
         assert time.monotonic() - began < 10
 
 
+async def test_the_events_of_all_nodes_are_in_one_file(tmp_path: Path) -> None:
+    """One line each, with the node it is from; the nodes' own files are beside it where they share a disk."""
+    placement = Here(host(tmp_path, "a", 2), host(tmp_path, "b", 2))
+    async with NodesManager(placement, [*WORKER, "--seconds", "0"]) as job:
+        result = await job.wait()
+        seen = [event async for event in job.events()]
+    (path,) = Path("log").glob("*-nodes-events.jsonl")
+    assert path.name == f"{job.job_id}-nodes-events.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["kind"], line.get("rank")) for line in lines] == [
+        (event.kind, event.rank) for event in seen
+    ]
+    assert {line["rank"] for line in lines if line["kind"] == "started"} == {0, 1, 2, 3}
+    assert {line["node"] for line in lines} == set(job.nodes)
+    assert (lines[-1]["kind"], lines[-1]["exit_code"]) == ("finished", result.exit_code)
+
+
+async def test_a_driver_that_cannot_write_events_goes_on() -> None:
+    """The events file is a help for later: without it the job runs, and a word is said."""
+    told: list[str] = []
+    job = NodesManager(Here(NodeAgent()), [*WORKER, "--seconds", "0"], nproc_per_node=1, notify=told.append)
+    (Path("log") / f"{job.job_id}-nodes-events.jsonl").mkdir(parents=True)
+    async with job:
+        await job.wait()
+    assert [text for text in told if "events of all nodes cannot be written" in text]
+
+
+async def test_a_log_limit_holds_on_every_node() -> None:
+    """Each worker's file on each node keeps head and tail."""
+    program = "print('first');print('x' * 100_000);print('last')"
+    command = [sys.executable, "-c", program]
+    placement = Here(NodeAgent(), NodeAgent())
+    async with NodesManager(placement, command, nproc_per_node=1, log_limit=10_000) as job:
+        result = await job.wait()
+    for worker in result.workers:
+        text = worker.log_path.read_text()
+        assert len(text) < 11_000
+        assert (text[:6], text[-5:]) == ("first\n", "last\n")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
