@@ -333,8 +333,10 @@ class FMKManager:
 
         self._reaping = None
         pids = {worker.pid for worker in self._group.workers} if self._group is not None else set()
-        if None not in pids:
-            # Before, one just started may have ended, and nobody knows yet that it is no orphan.
+        if None in pids:
+            # One just started may have ended, and nobody knows yet that it is no orphan.
+            self.reap_orphans()
+        else:
             reap_orphans(but={*pids, guardian.pid()})
 
     @property

@@ -190,6 +190,7 @@ def test_it_ends_a_job_whose_supervisor_was_stopped_and_killed() -> None:
 
 ORPHANS = """
 import os, sys, time
+ended, held = os.pipe()
 for _ in range(5):
     if os.fork() == 0:
         if os.fork() == 0:
@@ -197,10 +198,18 @@ for _ in range(5):
             time.sleep(0.2)
         os._exit(0)
     os.wait()
-time.sleep(2.5)
-zombies = [pid for pid in os.listdir("/proc") if pid.isdigit()
-           and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"]
-print("zombies:", len(zombies), "supervisor:", os.getppid(), flush=True)
+os.close(held)
+os.read(ended, 1)
+def is_zombie(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+deadline = time.monotonic() + 20
+while any(map(is_zombie, filter(str.isdigit, os.listdir("/proc")))):
+    assert time.monotonic() < deadline, "zombies stay"
+    time.sleep(0.05)
+print("no zombies, supervisor:", os.getppid(), flush=True)
 """
 
 AS_PID_1 = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -221,7 +230,7 @@ def test_the_command_as_pid_1_reaps_orphans() -> None:
         timeout=30,
     )
     assert done.returncode == 0, done.stderr
-    assert "[rank 0] zombies: 0 supervisor: 1" in done.stdout
+    assert "[rank 0] no zombies, supervisor: 1" in done.stdout
 
 
 @needs_pid_namespace

@@ -55,6 +55,18 @@ def test_table_above_the_lines(pty: Pty) -> None:
     sink.close(TIMEOUT)
 
 
+def test_a_last_line_does_not_act_on_the_terminal(pty: Pty) -> None:
+    """Window titles, colours and moves of the cursor in a worker's last line stay out of the table."""
+    job = Job()
+    job.workers = (worker(0, last_line="\x1b]0;owned\x07\x1b[31mred\x1b[0m \x1b[2Aend\x9b1J."), worker(1))
+    sink = open_live(pty, job)
+    say(sink, 1, b"something\n")
+    pty.wait_for("red end")
+    assert b"owned" not in pty.raw
+    assert [row.split()[-2:] for row in pty.screen() if row.startswith("rank 0")] == [["red", "end."]]
+    sink.close(TIMEOUT)
+
+
 def test_end(pty: Pty) -> None:
     """When the job ends, the newest lines and the final table stay on the terminal."""
     job = Job()

@@ -63,6 +63,15 @@ def test_everything_is_escaped() -> None:
     assert read.text.count(NASTY) == 6, "name, last line, report, label, line, bar"
 
 
+def test_the_last_line_is_readable() -> None:
+    """Colours and window titles of a worker are left out of the table, as they are of the lines."""
+    last = "\x1b]0;title\x07\x1b[31mred\x1b[0m end"
+    job = Job(workers=(worker(0, last_line=last),))
+    html = Panel("key", job.names).html(job.snapshot(), filled(), [])
+    assert "red end" in Page(html).text
+    assert "\x1b" not in html
+
+
 def test_failure_is_marked() -> None:
     """A failed worker's row is coloured, and the report is there."""
     job = Job(

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from davincirunsdk.output.text import readable_size
+from davincirunsdk.output.text import clean, readable_size
 from davincirunsdk.records import JobState, signal_name
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class TableRow:
         uptime: Such as `1:02:03`, "" before the start.
         exit: Exit code or signal name, "" while it runs.
         log: Size of the log file.
-        last_line: The last line of output.
+        last_line: The last line of output, without what would act on a terminal.
     """
 
     rank: int
@@ -53,7 +53,7 @@ def table_rows(snapshot: Snapshot) -> list[TableRow]:
             uptime=_uptime(worker, now),
             exit=_exit(worker),
             log=readable_size(worker.log_bytes),
-            last_line=worker.last_line,
+            last_line=clean(worker.last_line, colour=False),
         )
         for worker in snapshot.workers
     ]
