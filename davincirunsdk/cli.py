@@ -222,7 +222,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
     "--resource",
     default="NPU",
     type=click.Choice(["NPU", "CPU"]),
-    help="With --engine: what a worker occupies on its node.  [default: NPU]",
+    help="With --engine or --manifest: what a worker occupies on its node.  [default: NPU]",
 )
 @click.option(
     "--manifest",
@@ -276,7 +276,8 @@ def _command(
     standard output.
     """
     if manifest is not None:
-        return _print_manifest(context, command, image, nnodes or 1, nproc_per_node, retries, grace_period)
+        npus = 0 if resource == "CPU" else nproc_per_node or 8
+        return _print_manifest(context, command, image, nnodes or 1, npus, retries, grace_period)
     words = _Words()
     logger = logging.getLogger("davincirunsdk")
     logger.addHandler(_LogHandler(words))
@@ -342,7 +343,8 @@ def _command(
 
 
 _ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr")
-_OF_MANIFEST = ("manifest", "image", "retries", "nnodes", "command")
+_OF_MANIFEST = ("manifest", "image", "retries", "nnodes", "resource", "command")
+_NOT_FOR_PODS = ("engine", "node_rank")
 
 
 def _given(context: click.Context, name: str) -> bool:
@@ -358,7 +360,8 @@ def _refuse_with_engine(context: click.Context, nnodes: int | None) -> None:
     for name in _ONE_NODE:
         if _given(context, name):
             raise ValueError(
-                f"--{name.replace('_', '-')} has no use with --engine, which settles it: leave it out"
+                f"--{name.replace('_', '-')} has no use with --engine, which asks the nodes: leave it out "
+                "or start davincirun on each node without --engine"
             )
     if nnodes is None:
         raise ValueError("--engine needs --nnodes: how many nodes the job is to have")
@@ -369,7 +372,7 @@ def _print_manifest(
     command: tuple[str, ...],
     image: str | None,
     nnodes: int,
-    nproc_per_node: int | None,
+    npus: int,
     retries: int,
     grace_period: float,
 ) -> int:
@@ -377,6 +380,14 @@ def _print_manifest(
 
     if image is None:
         raise click.UsageError("--manifest needs --image: what the pods are to run")
+    for name in _NOT_FOR_PODS:
+        if _given(context, name):
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} has no use with --manifest, which has one davincirun per pod "
+                "find its place by itself: leave it out"
+            )
+    if not npus and not _given(context, "nproc_per_node"):
+        raise click.UsageError("--resource CPU needs --nproc-per-node: nothing else tells how many workers")
     options: list[str] = []
     for parameter in context.command.params:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
@@ -385,15 +396,18 @@ def _print_manifest(
         options.append(parameter.opts[-1])
         if value is not True:
             options.append((",".join(value) or "none") if isinstance(value, tuple) else str(value))
-    text = volcano_job(
-        command,
-        image=image,
-        nnodes=nnodes,
-        npus=8 if nproc_per_node is None else nproc_per_node,
-        options=options,
-        retries=retries,
-        grace_period=grace_period,
-    )
+    try:
+        text = volcano_job(
+            command,
+            image=image,
+            nnodes=nnodes,
+            npus=npus,
+            options=options,
+            retries=retries,
+            grace_period=grace_period,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     click.echo(text, nl=False)
     return 0
 

@@ -63,6 +63,8 @@ def volcano_job(
         raise ValueError("image is empty: expected one with davincirunsdk and the training program")
     if nnodes < 1 or npus < 0 or retries < 0:
         raise ValueError(f"nnodes is {nnodes}, npus {npus}, retries {retries}: expected at least 1, 0 and 0")
+    if not 0 <= grace_period < math.inf:
+        raise ValueError(f"grace_period is {grace_period!r}: expected seconds, 0 or more")
     name = _job_name(command)
     on_failure = "RestartJob" if retries else "AbortJob"
     container: dict[str, Yaml] = {

@@ -178,13 +178,42 @@ def test_the_command_prints_it() -> None:
     assert pod["terminationGracePeriodSeconds"] > 60
 
 
-def test_a_manifest_without_an_image_is_refused() -> None:
-    """A missing image is a usage error that names the option."""
+def test_pods_without_npus_are_asked_for_as_with_an_engine() -> None:
+    """With `--resource CPU` a pod asks for no NPU, and starts as many workers as it is told."""
     done = subprocess.run(
-        [sys.executable, "-m", "davincirunsdk", "--manifest", "volcano", "train.py"],
+        [
+            sys.executable, "-m", "davincirunsdk", "--manifest", "volcano", "--nnodes", "2", "--image", "i",
+            "--resource", "CPU", "--nproc-per-node", "4", "train.py",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )  # fmt: skip
+    (container,) = check(done.stdout)["spec"]["tasks"][0]["template"]["spec"]["containers"]
+    assert container["command"] == ["davincirun", "--nproc-per-node", "4", "train.py"]
+    assert "resources" not in container
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--manifest needs --image"),
+        (["--image", " "], "image is empty"),
+        (["--image", "i", "--grace-period", "inf"], "grace_period is inf"),
+        (["--image", "i", "--grace-period", "nan"], "grace_period is nan"),
+        (["--image", "i", "--engine", "ray"], "--engine has no use with --manifest"),
+        (["--image", "i", "--node-rank", "1"], "--node-rank has no use with --manifest"),
+        (["--image", "i", "--resource", "CPU"], "--resource CPU needs --nproc-per-node"),
+    ],
+)
+def test_what_makes_no_job_is_refused(options: list[str], said: str) -> None:
+    """What is missing, has no sense or would be wrong in each pod is a usage error that names the option."""
+    done = subprocess.run(
+        [sys.executable, "-m", "davincirunsdk", "--manifest", "volcano", *options, "train.py"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--image" in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
