@@ -87,6 +87,13 @@ def notebook(session: nox.Session, ipykernel: str) -> None:
 
 
 @nox.session(python=["3.11"])
+def browser(session: nox.Session) -> None:
+    """Look at jobs in JupyterLab, Notebook 7 and the classic notebook; needs Debian's package chromium."""
+    session.install(".[browser-tests]", *PYTEST, "psutil")
+    session.run("python", "-m", "pytest", "-m", "browser", "tests/test_browser.py", *session.posargs)
+
+
+@nox.session(python=["3.11"])
 def ray(session: nox.Session) -> None:
     """Run jobs over a Ray cluster of four nodes on this machine."""
     session.install(".[dev,ray,torch]", TORCH)

@@ -129,7 +129,7 @@ def init_rank_table() -> dict[str, str] | Literal[False]:
         RankTableTimeoutError: It did not become complete in time.
         PlatformError: It does not tell which of its nodes this one is.
     """
-    return _run(aio.init_rank_table)
+    return run_in_background(aio.init_rank_table)
 
 
 def start_distributed_train(
@@ -183,7 +183,7 @@ def start_distributed_train(
         max_restarts=max_restarts,
     )
     try:
-        _run(manager.__aenter__, hasten=lambda: manager.end_here(True))
+        run_in_background(manager.__aenter__, hasten=lambda: manager.end_here(True))
         _background.add(manager)
     except _INTERRUPTS:
         # It may have come when all workers ran already.
@@ -279,7 +279,7 @@ def start_and_wait_distributed_train(
         KeyboardInterrupt: After Ctrl-C, when nothing of the job is left.
     """
     extra = variables(env)
-    with _sigterm_ends_waiting(), ExitStack() as stack:
+    with sigterm_ends_waiting(), ExitStack() as stack:
         if random_cache_dir:
             folder = stack.enter_context(fresh_cache_folder())
             extra.setdefault(CACHE_VARIABLE, str(folder))
@@ -305,7 +305,7 @@ def start_and_wait_distributed_train(
 
 
 def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) -> RunResult:
-    with _sigterm_ends_waiting():
+    with sigterm_ends_waiting():
         try:
             if manager.gone:
                 # Perhaps with its loop: `asyncio.run` is over.
@@ -334,7 +334,7 @@ def _end(manager: FMKManager) -> None:
 
 
 @contextmanager
-def _sigterm_ends_waiting() -> Iterator[None]:
+def sigterm_ends_waiting() -> Iterator[None]:
     """Turn SIGTERM into an exception, where the program leaves it to its default action.
 
     That action comes at the end of the outermost block, when job and cache folder are gone.
@@ -398,7 +398,9 @@ class _Call(Generic[T]):
         await asyncio.wait({self._task})
 
 
-def _run(function: Callable[[], Awaitable[T]], hasten: Callable[[], Awaitable[None]] | None = None) -> T:
+def run_in_background(
+    function: Callable[[], Awaitable[T]], hasten: Callable[[], Awaitable[None]] | None = None
+) -> T:
     """Run a coroutine function in the background loop; Ctrl-C cancels it and waits for its end.
 
     Args:

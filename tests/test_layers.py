@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "davincirunsdk"
 # the exceptions named behind them.
 ORDER: list[dict[str, set[str]]] = [
     {"__main__": set()},
-    {"cli": {"engines"}, "blocking": {"aio"}, "aio": set(), "engines": set()},
+    {"cli": {"engines"}, "blocking": {"aio"}, "aio": set(), "engines": {"blocking"}},
     {"manager": set()},
     {"outcome": set()},
     {"worker_group": set(), "launch": set(), "platforms": set(), "output": set(), "event_log": set()},

@@ -22,6 +22,8 @@ from davincirunsdk.records import LogBlock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from davincirunsdk import WorkerStatus
+
 PY = sys.executable
 
 pytestmark = pytest.mark.usefixtures("job_folder")
@@ -285,6 +287,10 @@ class TestDiskTrouble:
     @pytest.mark.parametrize("size", [300_000, 30_000_000])
     async def test_writing_resumes_when_there_is_room(self, small_disk: Path, size: int) -> None:
         """A disk that was full and has room again takes what follows."""
+
+        def seen(worker: WorkerStatus) -> int:
+            return worker.log_bytes + worker.lost_bytes
+
         filler = small_disk / "filler"
         filler.write_bytes(bytes(1000 * 1024))
         program = (
@@ -293,7 +299,7 @@ class TestDiskTrouble:
             "while not os.path.exists('room'): time.sleep(0.01)\nos.write(1, b'the end\\n')"
         )
         async with FMKManager([PY, "-c", program], nproc_per_node=1, log_dir=small_disk) as manager:
-            while not (Path("full").exists() and manager.workers[0].lost_bytes):
+            while not (Path("full").exists() and seen(manager.workers[0]) == size):
                 await asyncio.sleep(0.01)
             filler.unlink()
             Path("room").touch()

@@ -93,7 +93,8 @@ def manager(
         nnodes: Nodes of the job.
         nproc_per_node: Workers per node; by default one per NPU of a node.
         resource: Ray's name of what a worker occupies: `NPU`, or `CPU` to run without NPUs.
-        address: Of the cluster's head; by default RAY_ADDRESS, or the cluster on this machine.
+        address: Of the cluster's head; by default RAY_ADDRESS, or the cluster on this machine. A
+            program that is connected already stays with its cluster.
         placement_timeout: Seconds to wait for nodes that are free.
         grace_period: See there.
         env: See there.
@@ -180,15 +181,16 @@ async def run(*arguments: Any, **options: Any) -> RunResult:
         RankTableError: The nodes' NPUs make no rank table.
         WorkerSpawnError: The command cannot be started on one of the nodes.
     """
-    async with manager(*arguments, **options) as job:
-        return await job.wait()
+    return await _to_its_end(manager(*arguments, **options))
 
 
 @_called_like(manager)
 def run_blocking(*arguments: Any, **options: Any) -> RunResult:
     """Do what `run` does in code that is not asynchronous, in a notebook's cell too.
 
-    Ctrl-C stops the workers of all nodes with their grace period and is raised when they are gone.
+    Ctrl-C stops the workers of all nodes with their grace period, a second one at once, and
+    `KeyboardInterrupt` is raised when they are gone. In the main thread of a program that has the
+    default action for SIGTERM, that signal does the same and then ends the program.
 
     Args:
         *arguments: See `manager`.
@@ -200,51 +202,20 @@ def run_blocking(*arguments: Any, **options: Any) -> RunResult:
     Raises:
         DistributedRuntimeError: As `run`, and so for all its other errors.
     """
-    # A loop of its own in a thread of its own: this thread may be a notebook's, whose loop runs.
-    call = _Call(run(*arguments, **options))
-    thread = threading.Thread(target=call.work, name="davincirun-ray")
-    thread.start()
-    while thread.is_alive():
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            call.cancel()
-            thread.join()
-            raise
-    return call.result()
+    from davincirunsdk.blocking import run_in_background, sigterm_ends_waiting
+
+    job = manager(*arguments, **options)
+
+    async def hasten() -> None:
+        job.stop(now=True)
+
+    with sigterm_ends_waiting():
+        return run_in_background(lambda: _to_its_end(job), hasten)
 
 
-class _Call:
-    """One coroutine in a loop of its own."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, RunResult]) -> None:
-        self._coroutine = coroutine
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[RunResult] | None = None
-        self._result: RunResult | None = None
-        self._error: BaseException | None = None
-
-    def work(self) -> None:
-        try:
-            self._result = asyncio.run(self._run())
-        except BaseException as error:
-            self._error = error
-
-    async def _run(self) -> RunResult:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.ensure_future(self._coroutine)
-        return await self._task
-
-    def cancel(self) -> None:
-        if self._loop is not None and self._task is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._task.cancel)
-
-    def result(self) -> RunResult:
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+async def _to_its_end(job: NodesManager) -> RunResult:
+    async with job:
+        return await job.wait()
 
 
 class RayAgent(NodeAgent):
@@ -334,6 +305,17 @@ def _forget_what_ray_set(raylet: int) -> None:
             os.environ.pop(name, None)
 
 
+class _Connection:
+    """A process has one connection to a cluster: its jobs share it, and the last one closes it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+
+
+_connection = _Connection()
+
+
 class RayPlacement:
     """One agent on each of several nodes of a Ray cluster.
 
@@ -402,8 +384,17 @@ class RayPlacement:
             raise PlatformError(
                 "Ray is not installed here; expected it on every node: pip install 'davincirunsdk[ray]'"
             ) from None
-        if ray.is_initialized():
-            return
+        with _connection.lock:
+            if not _connection.users and ray.is_initialized():
+                return
+            if not _connection.users:
+                self._connect()
+            _connection.users += 1
+            self._attached = True
+
+    def _connect(self) -> None:
+        import ray
+
         # Only what has been set before its import is seen by Ray, so nothing is set here. Output comes to
         # the driver by our reports, so Ray's own forwarding is off.
         try:
@@ -418,7 +409,6 @@ class RayPlacement:
                 f"found no Ray cluster ({_first_line(error)}); expected one that runs: `ray start --head` on "
                 "one node, `ray start --address=HEAD:6379` on the others, or its address in RAY_ADDRESS"
             ) from None
-        self._attached = True
 
     def _most(self) -> int:
         """Tell how many devices as many nodes as wanted have, each."""
@@ -495,9 +485,12 @@ class RayPlacement:
         if self._group is not None:
             remove_placement_group(self._group)
         self._actors, self._group = [], None
-        if self._attached:
-            ray.shutdown()
-            self._attached = False
+        with _connection.lock:
+            if self._attached:
+                self._attached = False
+                _connection.users -= 1
+                if not _connection.users:
+                    ray.shutdown()
 
 
 class _Shared:
