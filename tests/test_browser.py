@@ -120,11 +120,8 @@ def test_a_job_in_a_notebook(front_end: str, page: Page, tmp_path: Path) -> None
     """A panel per cell says how the job stands while it runs, when it has ended well, and when it failed."""
     module, path, output = FRONT_ENDS[front_end]
     (tmp_path / "train.py").write_text(TRAIN)
-    cells = [
-        {"cell_type": "code", "id": ending, "execution_count": None, "metadata": {}, "outputs": [],
-         "source": CELL.format(ending)}
-        for ending in ("good", "bad")
-    ]  # fmt: skip
+    empty: dict[str, object] = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    cells = [{**empty, "id": ending, "source": CELL.format(ending)} for ending in ("good", "bad")]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     (tmp_path / "job.ipynb").write_text(json.dumps(notebook))
