@@ -9,7 +9,6 @@ asks for the NPUs of its node. Ray itself needs 13 s to tell that a node's rayle
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import os
@@ -26,7 +25,7 @@ from davincirunsdk.errors import PlatformError
 from davincirunsdk.waiting import Patience, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from davincirunsdk.engines.driver import NodeHandle
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
