@@ -154,6 +154,9 @@ class LogPump:
 
     def _can_move(self) -> bool:
         if self._relay is None and self.file.movable:
+            if not hasattr(os, "splice"):
+                self.file.movable = False
+                return False
             try:
                 self._relay = os.pipe()
                 fcntl.fcntl(self._relay[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -166,7 +169,14 @@ class LogPump:
         """Carry up to `size` bytes unseen; 0 at the end of the pipe."""
         assert self._relay is not None
         out, into = self._relay
-        count = left = os.splice(self._pipe, into, size, flags=os.SPLICE_F_NONBLOCK)
+        try:
+            count = left = os.splice(self._pipe, into, size, flags=os.SPLICE_F_NONBLOCK)
+        except BlockingIOError:
+            raise
+        except OSError:
+            # Some sandboxes do not know this call: from now on everything is read.
+            self.file.movable = False
+            raise BlockingIOError from None
         self.last_output = time.time()
         self.writing = True
         while left:

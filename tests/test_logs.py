@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -190,6 +191,21 @@ class TestUnseenFlood:
         held = sum([len(block.data) async for block in whole])
         assert held + whole.dropped == 2 * len(written)
         assert whole.dropped
+
+    @pytest.mark.parametrize("where", ["pipe", "file"])
+    async def test_where_it_cannot_be_moved(self, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A kernel or file system that does not know the call costs time and no byte."""
+        splice = os.splice
+
+        def refuse(source: int, target: int, count: int, **options: int) -> int:
+            if (where == "pipe") == bool(options):
+                raise OSError(errno.EINVAL, "not here")
+            return splice(source, target, count, **options)
+
+        monkeypatch.setattr(os, "splice", refuse)
+        manager = await run(self.NUMBERED + "for i in range(16): os.write(1, block(i))")
+        written = b"".join(b"%0127d\n" % number for number in range(16 * 8192))
+        assert manager.workers[0].log_path.read_bytes() == written
 
     async def test_the_report_shows_the_last_lines(self) -> None:
         """A worker that fails in the middle of a flood is shown with its own last words."""
