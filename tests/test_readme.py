@@ -27,7 +27,9 @@ with TestClient(app) as client:
 def test_python_examples_run(example: str, failing: bool, job_folder: Path) -> None:
     """Every Python example runs as printed, and shows a failure as a failure."""
     (job_folder / "train.py").write_text(
-        "import os\nprint('step 1 of rank', os.environ['RANK'])\n" + ("raise SystemExit(4)\n" * failing)
+        # In one write: a worker may be stopped between two.
+        "import os\nprint('step 1 of rank ' + os.environ['RANK'] + '\\n', end='')\n"
+        + ("raise SystemExit(4)\n" * failing)
     )
     service = "Starlette" in example
     (job_folder / "example.py").write_text(example + CLIENT * service)
