@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import select
+import socket
 import threading
 import time
 from pathlib import Path
@@ -304,6 +305,24 @@ def _forget_what_ray_set(raylet: int) -> None:
             os.environ.pop(name, None)
 
 
+def _look_for_head(place: str) -> None:
+    """Tell at once that nothing listens at an address, for which Ray itself would wait.
+
+    Raises:
+        PlatformError: So it is.
+    """
+    host, colon, port = place.rpartition(":")
+    if not colon or "/" in place or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _HEAD_STEP).close()
+    except (OSError, OverflowError) as error:
+        raise PlatformError(
+            f"found no Ray cluster at {place} ({error}); expected its head there: `ray start --head`, and "
+            "the address that it prints in RAY_ADDRESS"
+        ) from None
+
+
 class _Connection:
     """A process has one connection to a cluster: its jobs share it, and the last one closes it."""
 
@@ -344,6 +363,7 @@ class RayPlacement:
         self._timeout = timeout
         self._notify = notify
         self._attached = False
+        self._given_up = False
         self._group: Any = None
         self._actors: list[Any] = []
 
@@ -358,16 +378,16 @@ class RayPlacement:
         """
         waits = Patience(lambda: None)
         try:
-            await waits.wait(in_thread(self._attach))
-            waits.settle()
+            await self._attach_in_time()
             count = self._wanted if self._wanted is not None else await waits.wait(in_thread(self._most))
             await waits.wait(in_thread(self._reserve, count))
             waits.settle()
             await self._wait_for_nodes(count)
-            self._actors = await waits.wait(in_thread(self._place, count))
+            self._actors = await waits.wait(in_thread(self._place_agents, count))
             waits.settle()
         except BaseException:
-            await waits.wait(in_thread(self._close))
+            if not self._given_up:
+                await waits.wait(in_thread(self._close))
             raise
         shared = _Shared()
         return [_RayNode(actor, shared) for actor in self._actors]
@@ -375,6 +395,30 @@ class RayPlacement:
     async def close(self) -> None:
         """Kill the actors, give the nodes back, leave the cluster if it was not entered before."""
         await in_thread(self._close)
+
+    async def _attach_in_time(self) -> None:
+        # Ray tries for ever where a head does not answer, and nothing can end its call.
+        attaching = in_thread(self._attach)
+        try:
+            done, _ = await asyncio.wait({attaching}, timeout=self._timeout)
+        except asyncio.CancelledError:
+            self._give_up()
+            raise
+        if not done:
+            self._give_up()
+            raise PlatformError(
+                f"found no answer of the Ray cluster at {self._head_address()} within {self._timeout:g} s; "
+                "expected its head there: look whether `ray status` answers"
+            )
+        attaching.result()
+
+    def _give_up(self) -> None:
+        """Leave a call that may come back some day, and then has to close what it opened."""
+        self._given_up = True
+        in_thread(self._detach)
+
+    def _head_address(self) -> str:
+        return self._address or os.environ.get("RAY_ADDRESS") or "auto"
 
     def _attach(self) -> None:
         try:
@@ -390,15 +434,30 @@ class RayPlacement:
                 self._connect()
             _connection.users += 1
             self._attached = True
+        if self._given_up:
+            self._detach()
+
+    def _detach(self) -> None:
+        if not self._attached:
+            return
+        import ray
+
+        with _connection.lock:
+            if self._attached:
+                self._attached = False
+                _connection.users -= 1
+                if not _connection.users:
+                    ray.shutdown()
 
     def _connect(self) -> None:
         import ray
 
+        _look_for_head(self._head_address())
         # Only what has been set before its import is seen by Ray, so nothing is set here. Output comes to
         # the driver by our reports, so Ray's own forwarding is off.
         try:
             ray.init(
-                address=self._address or "auto",
+                address=self._head_address(),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 namespace="davincirun",
@@ -432,6 +491,8 @@ class RayPlacement:
 
     async def _wait_for_nodes(self, count: int) -> None:
         ready = asyncio.wrap_future(self._group.ready().future())
+        # A group that is given back while we wait makes this fail, when nobody wants to know.
+        ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         words = (
             f"{self._nnodes} node{'s' if self._nnodes > 1 else ''} with {count} {self._resource} free on each"
         )
@@ -452,7 +513,7 @@ class RayPlacement:
             "ask for fewer, or add nodes"
         )
 
-    def _place(self, count: int) -> list[Any]:
+    def _place_agents(self, count: int) -> list[Any]:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -484,12 +545,7 @@ class RayPlacement:
         if self._group is not None:
             remove_placement_group(self._group)
         self._actors, self._group = [], None
-        with _connection.lock:
-            if self._attached:
-                self._attached = False
-                _connection.users -= 1
-                if not _connection.users:
-                    ray.shutdown()
+        self._detach()
 
 
 class _Shared:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import is_alive
 
 from davincirunsdk import DistributedRuntimeError, WorkerSpawnError
 from davincirunsdk.engines.agent import NodeAgent
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.engines.driver import NodeHandle
-    from davincirunsdk.engines.messages import NodeReport
+    from davincirunsdk.engines.messages import NodePlan, NodeReport, NodeStarted
+    from davincirunsdk.errors import DavinciRunError
 
 pytestmark = pytest.mark.usefixtures("job_folder")
 
@@ -59,6 +63,18 @@ class Fragile(NodeAgent):
             reporting.cancel()
             raise NodeLostError("its cable was cut")
         return reporting.result()
+
+
+class Odd(NodeAgent):
+    """A node on which a part of the plan is not what it is on the others."""
+
+    def __init__(self, changes: dict[str, object]) -> None:
+        super().__init__()
+        self._changes = changes
+
+    async def start(self, plan: NodePlan, table: str) -> NodeStarted:
+        """Start what this node makes of the plan."""
+        return await super().start(replace(plan, **self._changes), table)  # type: ignore[arg-type] # of any field
 
 
 class Silent(NodeAgent):
@@ -137,6 +153,30 @@ async def test_a_command_that_one_node_cannot_start_ends_all(tmp_path: Path) -> 
             pass
     assert caught.value.errno == 13
     assert placement.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        ({"command": ("no-such-command",)}, WorkerSpawnError, "command not found: 'no-such-command'"),
+        ({"log_dir": "/dev/null/log"}, PlatformError, "/dev/null/log"),
+    ],
+    ids=["command not there", "log folder not writable"],
+)
+async def test_a_start_that_fails_on_one_node_of_four_ends_all(
+    changes: dict[str, object], kind: type[DavinciRunError], said: str
+) -> None:
+    """The error names the node, and the workers that the other three had started are gone with it."""
+    nodes = [NodeAgent(), NodeAgent(), Odd(changes), NodeAgent()]
+    placement = Here(*nodes)
+    job = NodesManager(placement, WORKER, nproc_per_node=2)
+    with pytest.raises(kind) as caught:
+        async with job:
+            pass
+    assert re.match(r"node \d \(.*\): ", str(caught.value))
+    assert said in str(caught.value)
+    assert placement.closed == 1
+    assert not [worker for worker in job.workers if worker.pid is not None and is_alive(worker.pid)]
 
 
 async def test_a_lost_node_is_the_root_cause() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -245,6 +246,39 @@ def test_cancelling_stops_all_nodes() -> None:
     assert logs().count("saved on SIGTERM") == 2 * NODES
 
 
+def test_cancelling_works_at_every_stage_of_the_start() -> None:
+    """However far the start has got, a cancellation comes through soon; the next job finds all nodes free."""
+    seconds = drive("stages")["seconds"]
+    assert isinstance(seconds, list)
+    assert len(seconds) == 7
+    assert max(seconds) < SOON
+
+
+def test_two_jobs_of_one_program_do_not_part_each_other_from_the_cluster() -> None:
+    """The end of one job leaves the other's connection alone, and the program can go on to a third."""
+    assert drive("two")["states"] == ["SUCCEEDED"] * 3
+
+
+def test_a_second_interrupt_ends_the_blocking_twin_at_once() -> None:
+    """Ctrl-C twice does not wait for workers deaf to SIGTERM; nothing of them is left."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "ray_driver.py"), "patient", str(NODES), "log", "--deaf"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_until(lambda: logs().count("ready rank") == 2 * NODES, timeout=60, what="all workers ready")
+            (events,) = Path("log").glob("*-nodes-events.jsonl")
+            process.send_signal(signal.SIGINT)
+            wait_until(lambda: '"stopping"' in events.read_text(), timeout=15, what="the stop has begun")
+            process.send_signal(signal.SIGINT)
+            stdout, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert json.loads(stdout.splitlines()[-1]) == {"interrupted": True}
+
+
 def test_streams_hold_all_nodes() -> None:
     """Lines and events of all nodes come in one place, each rank's in order, and end with the job."""
     told = drive("streams", "--seconds", "0.2")
@@ -268,3 +302,60 @@ def test_more_nodes_than_there_are_is_an_error_that_says_so() -> None:
     )
     assert "PlatformError: found no 40 nodes with 8 NPU free on each" in done.stderr, done.stderr
     assert "8, 8, 8, 8" in done.stderr
+
+
+def test_waiting_for_nodes_can_be_interrupted() -> None:
+    """Ctrl-C ends a job that waits for nodes, with the usual exit code and no words of Ray's."""
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "davincirunsdk",
+            "--engine",
+            "ray",
+            "--nnodes",
+            "40",
+            "--nproc-per-node",
+            "8",
+            "true",
+        ],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert "waiting for 40 nodes" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            stderr = process.stderr.read()
+            assert process.wait(timeout=30) == 130
+        finally:
+            process.kill()
+    assert "before a worker was started" in stderr
+    assert "exception" not in stderr
+
+
+def test_an_address_without_a_cluster_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing listens, the error says what is expected there; Ray itself would try for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    done = subprocess.run(words("true"), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 3
+    assert f"found no Ray cluster at {address}" in done.stderr
+
+
+def test_a_head_that_does_not_answer_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends a start that waits for a cluster whose head takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        deaf.settimeout(30)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{deaf.getsockname()[1]}")
+        with subprocess.Popen(words("true"), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            try:
+                # Our own look, then Ray's first try, which gets no answer.
+                deaf.accept()[0].close()
+                with deaf.accept()[0]:
+                    process.send_signal(signal.SIGINT)
+                    assert process.wait(timeout=30) == 130
+            finally:
+                process.kill()

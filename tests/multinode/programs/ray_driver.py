@@ -1,7 +1,9 @@
 """Uses the Ray engine from Python: `ray_driver.py WAY NODES LOG_DIR [WORKER_ARG...]`, outcome as JSON.
 
-Ways: `blocking` calls `run_blocking`, also where a loop runs in the thread; `cancel` cancels `run` when all
-workers are ready; `streams` reads logs and events.
+Ways: `blocking` calls `run_blocking` where a loop runs in the thread; `patient` does so where none does, with
+a grace period of ten minutes, and tells of Ctrl-C; `cancel` cancels `run` when all workers are ready;
+`stages` cancels it ever later; `streams` reads logs and events; `two` runs a short job beside a long one, and
+one more after.
 """
 
 from __future__ import annotations
@@ -33,6 +35,39 @@ async def blocking(nodes: int, log_dir: str, *arguments: str) -> None:
         tell(state=result.state, ranks=[worker.rank for worker in result.workers])
 
 
+def patient(nodes: int, log_dir: str, *arguments: str) -> None:
+    command = [sys.executable, WORKER, *arguments]
+    try:
+        ray.run_blocking(command, log_dir=log_dir, nnodes=nodes, nproc_per_node=2, grace_period=600)
+    except KeyboardInterrupt:
+        tell(interrupted=True)
+
+
+async def stages(nodes: int, log_dir: str, *arguments: str) -> None:
+    command = [sys.executable, WORKER, *arguments]
+    seconds = []
+    for delay in (0.1, 0.6, 1.2, 1.8, 2.4, 3.0, 3.6):
+        task = asyncio.create_task(ray.run(command, log_dir=log_dir, nnodes=nodes, nproc_per_node=2))
+        await asyncio.sleep(delay)
+        began = time.monotonic()
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            seconds.append(time.monotonic() - began)
+    tell(seconds=seconds)
+
+
+async def two(nodes: int, log_dir: str, *arguments: str) -> None:
+    async def run(name: str, seconds: float) -> str:
+        command = [sys.executable, WORKER, "--seconds", str(seconds), *arguments]
+        result = await ray.run(command, log_dir=f"{log_dir}/{name}", nnodes=nodes // 2, nproc_per_node=2)
+        return result.state
+
+    states = await asyncio.gather(run("short", 0), run("long", 5))
+    tell(states=[*states, await run("short", 0)])
+
+
 async def cancel(nodes: int, log_dir: str, *arguments: str) -> None:
     command = [sys.executable, WORKER, *arguments]
     task = asyncio.create_task(ray.run(command, log_dir=log_dir, nnodes=nodes, nproc_per_node=2))
@@ -59,4 +94,9 @@ async def streams(nodes: int, log_dir: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     way, count, folder, *rest = sys.argv[1:]
-    asyncio.run({"blocking": blocking, "cancel": cancel, "streams": streams}[way](int(count), folder, *rest))
+    ways = {"blocking": blocking, "cancel": cancel, "stages": stages, "streams": streams, "two": two}
+    if way == "patient":
+        # `asyncio.run` would take the first Ctrl-C for its loop, which does not turn.
+        patient(int(count), folder, *rest)
+    else:
+        asyncio.run(ways[way](int(count), folder, *rest))
