@@ -98,6 +98,8 @@ def serve(front_end: list[str], folder: Path, port: int) -> subprocess.Popen[byt
 
 def run_all(page: Page, front_end: str) -> None:
     """Run all cells, as a person would."""
+    from playwright.sync_api import TimeoutError
+
     if front_end == "classic":
         page.wait_for_function(
             "window.Jupyter && Jupyter.notebook && Jupyter.notebook.kernel"
@@ -108,11 +110,18 @@ def run_all(page: Page, front_end: str) -> None:
         return
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=WAIT)
     page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=WAIT)
-    while page.query_selector(".jp-Dialog") is not None:
-        page.keyboard.press("Escape")
-        page.wait_for_timeout(200)
-    page.click("text=Run >> nth=0")
-    page.click("text=Run All Cells >> nth=0")
+    while True:
+        # A page that still loads may ask for a kernel, and may lose a click.
+        while (accept := page.query_selector(".jp-Dialog button.jp-mod-accept")) is not None:
+            accept.click()
+            page.wait_for_timeout(500)
+        try:
+            page.click("text=Run >> nth=0", timeout=WAIT / 12)
+            page.click("text=Run All Cells >> nth=0", timeout=WAIT / 12)
+            page.wait_for_selector('.jp-InputPrompt:has-text("[*]")', timeout=WAIT / 4)
+        except TimeoutError:
+            continue
+        return
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
