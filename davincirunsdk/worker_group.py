@@ -304,7 +304,9 @@ class WorkerGroup:
         if worker.state is WorkerState.RUNNING:
             if worker.exit_code == 0:
                 worker.state = WorkerState.SUCCEEDED
-            elif worker.spec.auxiliary and not any(not other.spec.auxiliary for other in self._running()):
+            elif worker.spec.auxiliary and all(
+                other.ended is not None for other in self.workers if not other.spec.auxiliary
+            ):
                 # The ranks are through: how it ends no longer matters.
                 worker.state = WorkerState.STOPPED
             else:

@@ -188,10 +188,11 @@ def test_mindspore_gets_a_scheduler_that_is_no_rank(job_folder: Path) -> None:
     assert logs["proc-rank-1-device-1.txt"] == "MS_WORKER 2 1\n"
 
 
-def test_a_scheduler_that_dies_while_workers_run_is_named() -> None:
-    """Its death is a failure, and the report says that it is no rank."""
-    program = "import os, sys, time; sys.exit(6) if os.environ['MS_ROLE'] == 'MS_SCHED' else time.sleep(600)"
-    done = davincirun("--nproc-per-node", "2", "--framework", "mindspore", PY, "-c", program)
+@pytest.mark.parametrize("delay", ["", "sleep 0.3;"], ids=["before workers run", "while workers run"])
+def test_a_scheduler_that_dies_is_named(delay: str) -> None:
+    """Its death is a failure however early it comes, and the report says that it is no rank."""
+    program = f"if [ $MS_ROLE = MS_SCHED ]; then {delay} exit 6; fi; exec sleep 600"
+    done = davincirun("--nproc-per-node", "2", "--framework", "mindspore", "sh", "-c", program)
     assert done.returncode == 6
     assert "scheduler" in done.stderr
     assert "not a rank" in done.stderr
