@@ -18,6 +18,7 @@ from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
 from davincirunsdk.guardian import guardian
 from davincirunsdk.manager import FMKManager
+from davincirunsdk.platforms import places
 from davincirunsdk.waiting import in_thread, resolve
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class NodeAgent:
         self._task: asyncio.Task[None] | None = None
         self._stop_wanted = False
         self._departing = ""
+        self._no_entry = ""
         self._outbox = _Outbox()
 
     async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
@@ -137,10 +139,36 @@ class NodeAgent:
         return own[0] if own else "127.0.0.1"
 
     def _table(self, chosen: tuple[int, ...]) -> str:
+        from davincirunsdk.engines.own_entry import own_entry
         from davincirunsdk.rank_table import dump
         from davincirunsdk.rank_table.make import make
 
-        return dump(make(root=self._root, device_ids=chosen, search_path=os.environ.get("PATH")))
+        made = make(root=self._root, device_ids=chosen, search_path=os.environ.get("PATH"))
+        if any(row.device_ip is None for row in made.servers[0].rows):
+            try:
+                entry = own_entry(chosen, os.environ, self._root)
+            except DavinciRunError as error:
+                # One node, or nodes of one super pod, need no more than was found.
+                self._no_entry = f": {error}"
+            else:
+                if entry is not None and (made.form != "v1.2" or entry.form == "v1.2"):
+                    made = entry
+        return dump(made)
+
+    def _refuse_platform_table(self) -> None:
+        """Refuse to take ranks from a table that the driver does not know: it counts nodes in its own order.
+
+        Raises:
+            PlatformError: There is such a table.
+        """
+        place = places.find(os.environ, root=self._root)
+        if place is not None:
+            raise PlatformError(
+                f"found rank table {place.path}{f' by {place.named_by}' if place.named_by else ''}, but not "
+                f"the addresses of the NPUs of all nodes of this job{self._no_entry}; expected them in such "
+                "tables, from hccn_tool or in /etc/hccn.conf on every node, or no table on any: mend or "
+                "remove it, or start davincirun on each node without an engine"
+            )
 
     async def _run(self, plan: NodePlan, table: str, started: asyncio.Future[NodeStarted]) -> None:
         result: RunResult | None = None
@@ -150,6 +178,8 @@ class NodeAgent:
                 folder = await in_thread(lambda: Path(tempfile.mkdtemp(prefix="davincirun-")).absolute())
                 guardian.watch_folder(folder)
                 await in_thread((folder / "hccl.json").write_text, table)
+            elif plan.nnodes > 1:
+                await in_thread(self._refuse_platform_table)
             manager = _manager(plan, folder / "hccl.json" if folder is not None else None)
             async with manager:
                 self._manager = manager

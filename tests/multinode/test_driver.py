@@ -133,6 +133,52 @@ async def test_nodes_without_addresses_meet_at_node_0(tmp_path: Path) -> None:
     assert "without a rank table" in told[0]
 
 
+async def test_addresses_may_come_from_the_platform_s_tables(tmp_path: Path) -> None:
+    """Where a container lacks hccn_tool and its file, the job's table has what the nodes' own tables say."""
+    for name, network in (("a", "198.51.100"), ("b", "192.0.2")):
+        host(tmp_path, name, 2)
+        row = '{{"device_id": "{0}", "rank_id": "{0}", "device_ip": "{1}.{0}"}}'.format
+        devices = f"{row(0, network)}, {row(1, network)}"
+        (tmp_path / name / "user" / "config").mkdir(parents=True)
+        (tmp_path / name / "user" / "config" / "jobstart_hccl.json").write_text(
+            f'{{"status": "completed", "version": "1.0", "server_list": [{{"server_id": "10.0.0.{name}", '
+            f'"device": [{devices}]}}]}}'
+        )
+    show = "import os; print(open(os.environ['RANK_TABLE_FILE']).read())"
+    placement = Here(NodeAgent(tmp_path / "b"), NodeAgent(tmp_path / "a"))
+    async with NodesManager(placement, [sys.executable, "-c", show]) as job:
+        result = await job.wait()
+    (text,) = {worker.log_path.read_text() for worker in result.workers}
+    assert [
+        (server["server_id"], device["rank_id"], device["device_ip"])
+        for server in json.loads(text)["server_list"]
+        for device in server["device"]
+    ] == [
+        ("10.0.0.a", "0", "198.51.100.0"),
+        ("10.0.0.a", "1", "198.51.100.1"),
+        ("10.0.0.b", "2", "192.0.2.0"),
+        ("10.0.0.b", "3", "192.0.2.1"),
+    ]
+
+
+async def test_a_platform_s_table_of_other_nodes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table in which these nodes are not to be found gives no ranks, though it has as many nodes."""
+    table = tmp_path / "hccl.json"
+    row = '{{"device_id": "0", "rank_id": "{}", "device_ip": "192.0.2.{}"}}'.format
+    servers = ", ".join(f'{{"server_id": "s{n}", "device": [{row(n, n + 1)}]}}' for n in range(2))
+    table.write_text(f'{{"status": "completed", "version": "1.0", "server_list": [{servers}]}}')
+    monkeypatch.setenv("RANK_TABLE_FILE", str(table))
+    placement = Here(host(tmp_path, "a", 1), host(tmp_path, "b", 1))
+    with pytest.raises(PlatformError, match=r"found rank table .*hccl.json by RANK_TABLE_FILE") as caught:
+        async with NodesManager(placement, WORKER):
+            pass
+    assert "to be this host" in str(caught.value)
+    assert placement.closed == 1
+    assert not Path("log").exists() or not list(Path("log").glob("*-proc-rank-*"))
+
+
 async def test_nodes_with_different_devices_are_refused(tmp_path: Path) -> None:
     """Different numbers of NPUs are an error that lists them; nothing is started, all is given back."""
     placement = Here(host(tmp_path, "a", 2), host(tmp_path, "b", 4))

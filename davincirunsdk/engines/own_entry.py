@@ -1,0 +1,80 @@
+"""A node's entry in the rank table of its platform, which knows addresses that a container may not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from davincirunsdk.errors import PlatformError, RankTableError
+from davincirunsdk.platforms import detect, own_node, places
+from davincirunsdk.rank_table import dump, parse
+from davincirunsdk.rank_table.table import RankTable, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from davincirunsdk.rank_table.table import Json
+
+
+def own_entry(chosen: Sequence[int], env: Mapping[str, str], root: Path) -> RankTable | None:
+    """Cut this node's entry out of the platform's table; blocks shortly, a table is not waited for.
+
+    The platform's table as a whole is of no use: an engine's job may have fewer nodes, in another order.
+
+    Args:
+        chosen: Physical numbers of the NPUs to use.
+        env: The environment.
+        root: Folder that stands for `/`.
+
+    Returns:
+        A table of this node alone, ranks from 0; None where there is no table.
+
+    Raises:
+        RankTableError: The table is not complete or not correct.
+        PlatformError: It cannot be read, or this node with these NPUs is not to be found in it.
+    """
+    place = places.find(env, root=root)
+    if place is None:
+        return None
+    path = str(place.path)
+    try:
+        text = place.path.read_bytes()
+    except OSError as error:
+        raise PlatformError(f"rank table {path} cannot be read: {error.strerror}") from None
+    table = parse(text, path=path)
+    if table.form == "v2.0":
+        raise RankTableError(f"rank table {path}: found version 2.0, which names no hosts", path=path)
+    nodes = table.nodes()
+    own = nodes[own_node.find(nodes, env=env, site=detect(env).site(env), wanted=None, path=path)]
+    rows = {row.device_id: row for row in own.rows}
+    if missing := [str(number) for number in chosen if number not in rows]:
+        raise PlatformError(
+            f"found no device {', '.join(missing)} for {own.name} in rank table {path}; expected all NPUs "
+            "that are to be used"
+        )
+    server = Server(
+        server_id=own.server.server_id,
+        rows=tuple(
+            msgspec.structs.replace(rows[number], rank=rank, pod="") for rank, number in enumerate(chosen)
+        ),
+        extra=own.server.extra,
+    )
+    form = "v1.2" if table.form == "v1.2" else "v1.0"
+    extra = _super_pod(table, server.server_id) if form == "v1.2" else {}
+    return parse(dump(RankTable(form=form, servers=(server,), extra=extra)), path=path)
+
+
+def _super_pod(table: RankTable, server_id: str) -> dict[str, Json]:
+    listed = table.extra.get("super_pod_list")
+    for pod in listed if isinstance(listed, list) else ():
+        members = pod.get("server_list") if isinstance(pod, dict) else None
+        own: list[Json] = [
+            member
+            for member in (members if isinstance(members, list) else ())
+            if isinstance(member, dict) and member.get("server_id") == server_id
+        ]
+        if own and isinstance(pod, dict):
+            return {"super_pod_list": [{**pod, "server_list": own}]}
+    return {}
