@@ -293,6 +293,8 @@ def _command(
             from davincirunsdk.engines import ray
 
             assert nnodes is not None
+            # At SIGTERM, which we expect, Ray would print a stack as at a crash.
+            os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
             job = ray.manager(
                 complete,
                 work_dir,

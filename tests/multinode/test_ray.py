@@ -196,7 +196,7 @@ def test_nothing_outlives_a_killed_driver(cluster: RayCluster) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_the_driver_stops_all_nodes(number: signal.Signals, code: int) -> None:
-    """Ctrl-C and SIGTERM give all workers of all nodes their SIGTERM, and the usual exit code."""
+    """Ctrl-C and SIGTERM give all workers of all nodes their SIGTERM; exit code and words are ours."""
     with job() as process:
         began = time.time()
         process.send_signal(number)
@@ -205,6 +205,7 @@ def test_a_signal_to_the_driver_stops_all_nodes(number: signal.Signals, code: in
     assert len(saved_after(began)) == 2 * NODES
     assert saved_after(began)[-1] < SOON
     assert f"{2 * NODES} workers ended in time, 0 killed" in stderr
+    assert all(line.startswith("davincirun: ") for line in stderr.splitlines()), stderr
 
 
 def test_a_second_signal_kills_at_once() -> None:
@@ -257,6 +258,22 @@ def test_cancelling_works_at_every_stage_of_the_start() -> None:
 def test_two_jobs_of_one_program_do_not_part_each_other_from_the_cluster() -> None:
     """The end of one job leaves the other's connection alone, and the program can go on to a third."""
     assert drive("two")["states"] == ["SUCCEEDED"] * 3
+
+
+def test_sigterm_ends_the_blocking_twin_s_workers_first() -> None:
+    """The program ends by the signal, as without a job, when the workers of all nodes have had theirs."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "ray_driver.py"), "patient", str(NODES), "log"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            wait_until(lambda: logs().count("ready rank") == 2 * NODES, timeout=60, what="all workers ready")
+            process.terminate()
+            assert process.wait(timeout=30) == -signal.SIGTERM
+        finally:
+            process.kill()
+    assert logs().count("saved on SIGTERM") == 2 * NODES
 
 
 def test_a_second_interrupt_ends_the_blocking_twin_at_once() -> None:
