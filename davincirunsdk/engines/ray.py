@@ -498,20 +498,23 @@ class RayPlacement:
         )
         done, _ = await asyncio.wait({ready}, timeout=min(2.0, self._timeout))
         if not done:
-            self._notify(f"waiting for {words}")
+            self._notify(f"waiting for {words}; {await self._what_there_is()}")
             done, _ = await asyncio.wait({ready}, timeout=max(0.0, self._timeout - 2.0))
         if done:
             ready.result()
             return
         ready.cancel()
+        raise PlatformError(
+            f"found no {words} within {self._timeout:g} s; {await self._what_there_is()}: "
+            "wait for other jobs, ask for fewer, or add nodes"
+        )
+
+    async def _what_there_is(self) -> str:
         waits = Patience(lambda: None)
         capacities = sorted(await waits.wait(in_thread(self._capacities)), reverse=True)
         waits.settle()
-        raise PlatformError(
-            f"found no {words} in the Ray cluster within {self._timeout:g} s; its nodes have "
-            f"{', '.join(map(str, capacities[:16])) or 'none'} in all, free or not: wait for other jobs, "
-            "ask for fewer, or add nodes"
-        )
+        listed = ", ".join(map(str, capacities[:16])) or "none"
+        return f"the cluster has nodes with {listed} in all, free or not"
 
     def _place_agents(self, count: int) -> list[Any]:
         import ray

@@ -342,7 +342,9 @@ def test_waiting_for_nodes_can_be_interrupted() -> None:
     ) as process:
         assert process.stderr is not None
         try:
-            assert "waiting for 40 nodes" in process.stderr.readline()
+            said = process.stderr.readline()
+            assert "waiting for 40 nodes with 8 NPU free on each" in said
+            assert "8, 8, 8, 8" in said
             process.send_signal(signal.SIGINT)
             stderr = process.stderr.read()
             assert process.wait(timeout=30) == 130
