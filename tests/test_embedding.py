@@ -15,9 +15,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import httpx
 import psutil
 import pytest
 import uvloop
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from conftest import wait_until
 from recorded import PY, WORKERS, Recorded
 
@@ -370,9 +372,6 @@ asyncio.run(one_of_each(pair))
 @pytest.mark.parametrize("recorded", [("deaf", "setsid", "talks")], indirect=True)
 def test_a_web_service(loop: str, recorded: Recorded, tmp_path: Path) -> None:
     """Under uvicorn jobs are started, watched, streamed and stopped by HTTP; the service's end ends them."""
-    httpx = pytest.importorskip("httpx")
-    pytest.importorskip("uvicorn")
-    pytest.importorskip("starlette")
     said = tmp_path / "said.txt"
     with said.open("wb") as output:
         service = subprocess.Popen([PY, str(WORKERS / "service.py"), "0", loop], stdout=output, stderr=output)
@@ -408,7 +407,6 @@ def test_a_web_service(loop: str, recorded: Recorded, tmp_path: Path) -> None:
 
 async def test_a_scheduler_starts_jobs(tmp_path: Path) -> None:
     """APScheduler's asyncio scheduler runs jobs again and again; its shutdown ends the one that runs."""
-    schedulers = pytest.importorskip("apscheduler.schedulers.asyncio")
     ends: list[object] = []
     sleeping = asyncio.Event()
 
@@ -424,7 +422,7 @@ async def test_a_scheduler_starts_jobs(tmp_path: Path) -> None:
             ends.append("cancelled")
             raise
 
-    scheduler = schedulers.AsyncIOScheduler(timezone="UTC")
+    scheduler = AsyncIOScheduler(timezone="UTC")
     scheduler.add_job(train, "interval", [GOOD], seconds=0.3)
     scheduler.add_job(train, args=[BAD])
     scheduler.add_job(train, args=[SLEEPER])

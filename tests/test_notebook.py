@@ -50,8 +50,9 @@ def run(
     folder: Path, *sources: str, allow_errors: bool = False, kernel_arguments: tuple[str, ...] = ()
 ) -> list[Cell]:
     """Execute a notebook of some cells, as papermill does, and return them without the imports."""
-    nbclient = pytest.importorskip("nbclient")
-    nbformat = pytest.importorskip("nbformat")
+    import nbclient
+    import nbformat
+
     cells = [nbformat.v4.new_code_cell(source) for source in (IMPORTS, *sources)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = nbclient.NotebookClient(
@@ -188,8 +189,9 @@ class Kernel:
     """A kernel, and all that it publishes."""
 
     def __init__(self, folder: Path) -> None:
-        client = pytest.importorskip("jupyter_client")
-        self._manager, self._client = client.manager.start_new_kernel(cwd=str(folder))
+        from jupyter_client.manager import start_new_kernel
+
+        self._manager, self._client = start_new_kernel(cwd=str(folder))
 
     def execute(self, source: str) -> str:
         message: str = self._client.execute(source)
