@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import pytest
 from output_helpers import Job, worker
 
 from davincirunsdk.output.panel import Panel
@@ -82,10 +83,51 @@ def test_failure_is_marked() -> None:
         report="root cause: rank 1",
         state=JobState.FAILED,
     )
-    page = Panel("key", job.names).html(job.snapshot(), filled(), [])
+    panel = Panel("key", job.names)
+    page = panel.html(job.snapshot(), filled(), [])
     assert page.count('<tr style="background:rgba') == 1
-    assert "root cause: rank 1" in page
-    assert "SIGTERM" in page
+    for shown in (page, panel.plain(job.snapshot(), filled(), [])):
+        assert "root cause: rank 1" in shown
+        assert "SIGTERM" in shown
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_an_unfinished_job_has_a_time(state: JobState) -> None:
+    """A panel that says RUNNING says when, for it outlives its kernel; that of an ended job is final."""
+    job = Job(state=state)
+    panel = Panel("key", job.names)
+    for shown in (panel.html(job.snapshot(), filled(), []), panel.plain(job.snapshot(), filled(), [])):
+        assert ("as of 2" in shown) == (state in (JobState.PENDING, JobState.RUNNING, JobState.STOPPING))
+
+
+def test_colours_are_readable() -> None:
+    """Every text colour has a contrast of at least 3.4 on white and on the grey of dark themes."""
+    job = Job(
+        workers=tuple(worker(rank, state=state) for rank, state in enumerate([*WorkerState, *WorkerState])),
+        state=JobState.FAILED,
+        report="report",
+    )
+    lines = filled(*((rank, "x") for rank in job.names))
+    page = Panel("key", job.names).html(job.snapshot(), lines, [])
+    colours = set(re.findall(r"[; \"]color:(#\w+)", page)) - {"#fff"}
+    assert len(colours) >= 10
+    for colour in colours:
+        for ground in ("#ffffff", "#1e1e1e"):
+            assert contrast(colour, ground) >= 3.4, (colour, ground)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours, from 1 to 21; WCAG 2.1, section 1.4.3."""
+
+    def luminance(colour: str) -> float:
+        parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+        red, green, blue = (
+            part / 12.92 if part <= 0.04 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def test_plain_text() -> None:
@@ -94,8 +136,9 @@ def test_plain_text() -> None:
     text = Panel("key", job.names).plain(
         job.snapshot(), filled((0, "a <b>"), (1, "x"), (0, "b")), [(1, "50%")]
     )
-    assert re.sub(r"1:02:\d\d", "1:02:03", text).splitlines() == [
-        "job job-1: RUNNING, 2 workers on this node, logs in /logs",
+    text = re.sub(r"1:02:\d\d", "1:02:03", text)
+    assert re.sub(r"as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "as of now", text).splitlines() == [
+        "job job-1: RUNNING, 2 workers on this node, logs in /logs, as of now",
         "        state      pid   time     exit",
         "rank 0  RUNNING    4000  1:02:03",
         "rank 1  SUCCEEDED  4001  1:02:03  0",

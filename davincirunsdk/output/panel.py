@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from html import escape
 from typing import TYPE_CHECKING
 
 from davincirunsdk.output.labels import Labels
-from davincirunsdk.output.table import headline, table_rows
+from davincirunsdk.output.table import UNFINISHED, headline, table_rows
 from davincirunsdk.output.text import readable_size
 from davincirunsdk.records import JobState
 
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
     from davincirunsdk.output.tail import Tail
     from davincirunsdk.output.types import Snapshot
 
-_RANK_COLOURS = ("#0b8598", "#b07000", "#2f9e44", "#9c36b5", "#3b78d8", "#c2255c", "#6a8f14", "#7a52e0")
-"""Readable on white and on black."""
+_RANK_COLOURS = ("#0b8598", "#b07000", "#2b9440", "#b04fc8", "#3b78d8", "#d6336c", "#6a8f14", "#8a66e8")
+"""Readable on white and in dark themes, as all colours here."""
 _STATE_COLOURS = {
     "RUNNING": "#3b78d8",
     "STOPPING": "#b07000",
-    "SUCCEEDED": "#2f9e44",
+    "SUCCEEDED": "#2b9440",
     "FAILED": "#e03131",
 }
-_QUIET = "#868e96"
+_QUIET = "#7d858d"
 _LINE = "1px solid rgba(128,128,128,.3)"
 _SANS = "font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif)"
 _MONO = "font:12px/1.4 var(--jp-code-font-family,monospace)"
@@ -50,8 +51,8 @@ class Panel:
         self._labels = Labels(names)
 
     def plain(self, snapshot: Snapshot, tail: Tail, bars: list[tuple[int, str]]) -> str:
-        """Return the panel as text: a short table, then the lines, each with its rank in front."""
-        text = [headline(snapshot)]
+        """Return the panel as text: a short table, the report, then lines, each with its rank in front."""
+        text = [headline(snapshot) + _as_of(snapshot)]
         columns = [(row.name, row.state, row.pid, row.uptime, row.exit) for row in table_rows(snapshot)]
         columns.insert(0, ("", "state", "pid", "time", "exit"))
         widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
@@ -59,6 +60,8 @@ class Panel:
             "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
             for row in columns
         ]
+        if snapshot.report:
+            text.append(snapshot.report.rstrip())
         if tail.lines_left_out:
             text.append(_left_out(snapshot, tail))
         text += [self._labels.prefix(rank, 0) + line for rank, line in tail.lines() + bars]
@@ -107,7 +110,8 @@ class Panel:
         return (
             f'<div style="margin-bottom:4px">{_badge(str(snapshot.state))} '
             f"<b>job {escape(snapshot.job_id)}</b>"
-            f'<span style="color:{_QUIET}"> &middot; logs in {escape(str(snapshot.log_dir))}</span></div>'
+            f'<span style="color:{_QUIET}"> &middot; logs in {escape(str(snapshot.log_dir))}'
+            f"{_as_of(snapshot)}</span></div>"
         )
 
     def _table(self, snapshot: Snapshot) -> str:
@@ -153,6 +157,11 @@ class Panel:
 
 def _word(rank: int) -> str:
     return f"r{rank}" if rank >= 0 else f"aux{-rank}"
+
+
+def _as_of(snapshot: Snapshot) -> str:
+    # A kernel that is restarted or killed leaves its panel as it is, for ever.
+    return time.strftime(", as of %Y-%m-%d %H:%M:%S") if snapshot.state in UNFINISHED else ""
 
 
 def _badge(state: str) -> str:
