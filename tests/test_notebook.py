@@ -179,6 +179,22 @@ def test_progress_bar(tmp_path: Path) -> None:
     assert said(text_of(cell), 0) == said(text_of(cell), 1) == ["50/50"]
 
 
+def test_a_line_without_end(tmp_path: Path) -> None:
+    """64 MiB without a newline are one line of the panel, which says how much it does not show."""
+    source = "block = b'x' * (1 << 20)\nfor _ in range(64): sys.stdout.buffer.write(block)"
+    (cell,) = run(
+        tmp_path,
+        f"start_and_wait_distributed_train(worker({source!r}), nproc_per_node=1, output_notebook=True)",
+    )
+    lines = said(panels(cell)[0]["text/plain"], 0)
+    assert len(lines) <= 2, lines
+    sizes = [re.search(r"([\d.]+) ([kM])B", line) for line in lines]
+    assert sum(float(size[1]) * {"k": 1e3, "M": 1e6}[size[2]] for size in sizes if size) > 66.9e6
+    assert len(panels(cell)[0]["text/html"]) < 200_000
+    (log,) = (tmp_path / "log").glob("*-proc-rank-0-*.txt")
+    assert log.stat().st_size == 64 << 20
+
+
 def test_without_output_notebook(tmp_path: Path) -> None:
     """A job that is not to be shown shows nothing."""
     (cell,) = run(tmp_path, f"start_and_wait_distributed_train(worker({TWENTY!r}), nproc_per_node=2);")

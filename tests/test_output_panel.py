@@ -188,10 +188,22 @@ def test_tail_is_bounded_in_characters() -> None:
     assert len(tail.lines()) == 10
 
 
+def test_notices_do_not_pile_up() -> None:
+    """A notice takes the place of one just before it; after a line of the rank it is a new one."""
+    tail = Tail(lines=10, size=1000)
+    for number in range(3):
+        tail.add_notice(0, f"notice {number}")
+        tail.add(1, str(number))
+    tail.add(0, "line")
+    tail.add_notice(0, "notice 3")
+    assert [line for rank, line in tail.lines() if rank == 0] == ["notice 2", "line", "notice 3"]
+    assert tail.lines_left_out == 0
+
+
 def test_shortened_tail_counts_on() -> None:
     """A shorter copy counts what it leaves out on top of the earlier count; notices do not count."""
     tail = Tail(lines=10, size=1000)
-    tail.add(0, "notice", notice=True)
+    tail.add_notice(0, "notice")
     for number in range(12):
         tail.add(0, str(number))
     assert tail.lines_left_out == 2

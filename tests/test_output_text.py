@@ -15,6 +15,7 @@ from davincirunsdk.output.text import (
     has_long_line,
     is_plain,
     is_plain_utf8,
+    left_out,
     readable_size,
 )
 
@@ -165,6 +166,26 @@ def test_skip() -> None:
     assert text.skip(Gap(0, 1, 30, torn=False)).lines == 0
     assert text.skip(Gap(0, 0, 30, torn=True)).lines == 1
     assert text.feed(b"rest of a line\nwhole\n") == ["whole"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_rest_of_a_torn_line_is_counted(ended: bool) -> None:
+    """What follows a gap without a newline is left out, too, and counted: in the next gap or by a line."""
+    text = RankText(colour=False)
+    block = b"x" * 1_000_000
+    text.skip(Gap(0, 0, 10, torn=True))
+    assert text.feed(block) == text.feed(block) == []
+    assert text.skip(Gap(0, 0, 10, torn=True)).size == 2_000_010
+    said = text.feed(block * 3 + (b"\nnext\n" if ended else b"")) + text.finish(cleared=True)
+    assert said == ["... 3.0 MB more of the line left out; the log file has all of it", "next"][: 1 + ended]
+    text.skip(Gap(0, 0, 10, torn=True))
+    assert text.feed(b"end of a usual line\nnext\n") == ["next"]
+
+
+def test_what_is_left_out_is_said() -> None:
+    """Lines are counted as people do, and a part of a line has no number."""
+    said = [left_out(lines, 1200, "/logs").split(" (")[0] for lines in (0, 1, 2)]
+    assert said == ["... part of a line", "... 1 line", "... 2 lines"]
 
 
 def test_fit_counts_wide_characters() -> None:

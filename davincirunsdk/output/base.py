@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from davincirunsdk.output.backlog import Backlog, Gap
-from davincirunsdk.output.text import readable_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,16 +108,6 @@ class ThreadedSink(ABC):
 
 class DisplayGoneError(Exception):
     """Nobody can be shown anything any more."""
-
-
-def gap_notice(gap: Gap, where: str) -> str:
-    """Say what the display leaves out.
-
-    Args:
-        gap: What is left out.
-        where: File that has it.
-    """
-    return f"... {gap.lines} lines ({readable_size(gap.size)}) left out of the display; all is in {where}"
 
 
 def log_path_of(rank: int, snapshot: Snapshot) -> str:

@@ -17,14 +17,15 @@ import sys
 import threading
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.output.backlog import Gap
-from davincirunsdk.output.base import DisplayGoneError, ThreadedSink, gap_notice, log_path_of
+from davincirunsdk.output.base import DisplayGoneError, ThreadedSink, log_path_of
 from davincirunsdk.output.panel import Panel
 from davincirunsdk.output.table import UNFINISHED
 from davincirunsdk.output.tail import Tail
-from davincirunsdk.output.text import RankText
+from davincirunsdk.output.text import RankText, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,6 +107,7 @@ class NotebookSink(ThreadedSink):
         self._shell = shell
         self._names = {rank: name for rank, name in names.items() if echo is None or rank in echo}
         self._texts: dict[int, RankText] = {}
+        self._gaps: dict[int, Gap] = {}
         self._tail = Tail(lines=_KEPT[0], size=_KEPT[1])
         self._size = 0
         self._closing = threading.Event()
@@ -157,9 +159,16 @@ class NotebookSink(ThreadedSink):
             return
         gap = text.skip(item)
         self._tail.leave_out(gap.lines, gap.size)
-        self._tail.add(gap.rank, gap_notice(gap, log_path_of(gap.rank, self.snapshot())), notice=True)
+        before = self._gaps.get(gap.rank)
+        if before is not None:
+            gap = replace(gap, lines=before.lines + gap.lines, size=before.size + gap.size)
+        self._gaps[gap.rank] = gap
+        notice = left_out(gap.lines, gap.size, log_path_of(gap.rank, self.snapshot()))
+        self._tail.add_notice(gap.rank, notice)
 
     def _add(self, rank: int, lines: list[str]) -> None:
+        if lines:
+            self._gaps.pop(rank, None)
         for line in lines:
             self._tail.add(rank, line)
 

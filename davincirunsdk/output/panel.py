@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.output.labels import Labels
 from davincirunsdk.output.table import UNFINISHED, headline, table_rows
-from davincirunsdk.output.text import readable_size
+from davincirunsdk.output.text import left_out
 from davincirunsdk.records import JobState
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Panel:
         ]
         if snapshot.report:
             text.append(snapshot.report.rstrip())
-        if tail.lines_left_out:
+        if tail.size_left_out:
             text.append(_left_out(snapshot, tail))
         text += [self._labels.prefix(rank, 0) + line for rank, line in tail.lines() + bars]
         return "\n".join(text)
@@ -137,7 +137,7 @@ class Panel:
         if not lines:
             return ""
         above = ""
-        if tail.lines_left_out:
+        if tail.size_left_out:
             above = f'<div style="color:{_QUIET};margin-bottom:2px">{escape(_left_out(snapshot, tail))}</div>'
         # The reversed column keeps the newest lines in view: each update would scroll to the top.
         return (
@@ -189,7 +189,4 @@ def _row(row: TableRow) -> str:
 
 
 def _left_out(snapshot: Snapshot, tail: Tail) -> str:
-    return (
-        f"... {tail.lines_left_out} lines ({readable_size(tail.size_left_out)}) left out of the display; "
-        f"all is in {snapshot.log_dir}"
-    )
+    return left_out(tail.lines_left_out, tail.size_left_out, snapshot.log_dir)

@@ -34,14 +34,18 @@ class Tail:
         self._place = 0
         self._ranks: dict[int, _Lines] = {}
 
-    def add(self, rank: int, line: str, *, notice: bool = False) -> None:
-        """Add a rank's next line.
+    def add(self, rank: int, line: str) -> None:
+        """Add a rank's next line."""
+        self._add(rank, line, notice=False)
 
-        Args:
-            rank: Whose line.
-            line: Its text.
-            notice: It is ours, so it does not count when it is left out.
-        """
+    def add_notice(self, rank: int, line: str) -> None:
+        """Add a line of ours, in the place of a notice just before it; it never counts as left out."""
+        held = self._ranks.get(rank)
+        if held is not None and held.lines and held.lines[-1][2]:
+            self._grow(held, -1, -len(held.lines.pop()[1]))
+        self._add(rank, line, notice=True)
+
+    def _add(self, rank: int, line: str, *, notice: bool) -> None:
         held = self._ranks.get(rank)
         if held is None:
             held = self._ranks[rank] = _Lines()
@@ -71,7 +75,7 @@ class Tail:
         shorter = Tail(lines=lines, size=size)
         shorter.leave_out(self.lines_left_out, self.size_left_out)
         for rank, text, notice in self._merged():
-            shorter.add(rank, text, notice=notice)
+            shorter._add(rank, text, notice=notice)
         return shorter
 
     def _merged(self) -> list[tuple[int, str, bool]]:

@@ -11,13 +11,14 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.output.backlog import Gap
-from davincirunsdk.output.base import DisplayGoneError, ThreadedSink, gap_notice, log_path_of
+from davincirunsdk.output.base import DisplayGoneError, ThreadedSink, log_path_of
 from davincirunsdk.output.text import (
     RankText,
     fit,
     has_long_line,
     is_plain,
     is_plain_utf8,
+    left_out,
     without_colour,
 )
 
@@ -291,7 +292,7 @@ class TerminalSink(ThreadedSink):
 
     def _render_gap(self, gap: Gap, pieces: list[bytes | memoryview]) -> None:
         gap = self._text(gap.rank).skip(gap)
-        notice = gap_notice(gap, log_path_of(gap.rank, self.snapshot()))
+        notice = left_out(gap.lines, gap.size, log_path_of(gap.rank, self.snapshot()))
         self._render_lines(gap.rank, [notice], time.time(), pieces)
 
     def _render_bars(self, pieces: list[bytes | memoryview]) -> float | None:

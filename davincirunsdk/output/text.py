@@ -115,6 +115,18 @@ def readable_size(size: int) -> str:
     return f"{size} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
 
 
+def left_out(lines: int, size: int, where: object) -> str:
+    """Say what a display leaves out.
+
+    Args:
+        lines: How many lines end in it.
+        size: Bytes of it.
+        where: File or folder that has it.
+    """
+    counted = "part of a line" if lines == 0 else "1 line" if lines == 1 else f"{lines} lines"
+    return f"... {counted} ({readable_size(size)}) left out of the display; all is in {where}"
+
+
 @dataclass(slots=True)
 class _Row:
     """A row that a worker writes again and again.
@@ -145,6 +157,7 @@ class RankText:
         self._pending = b""
         self._beyond = 0
         self._skipping = False
+        self._skipped = 0
         self._rows: dict[int, _Row] = {}
         self._row = 0
         self._returned = False
@@ -168,19 +181,21 @@ class RankText:
         Returns:
             The gap with those lines in it.
         """
-        size = gap.size + len(self._pending) + self._beyond
+        size = gap.size + len(self._pending) + self._beyond + self._skipped
         lines = gap.lines + gap.torn - self._skipping
         self._pending, self._beyond, self._returned = b"", 0, False
-        self._skipping = gap.torn
+        self._skipping, self._skipped = gap.torn, 0
         return Gap(gap.rank, lines, size, gap.torn)
 
     def feed(self, data: bytes) -> list[str]:
         """Take output and return the lines that ended in it, cleaned."""
-        if self._skipping:
-            _, end, data = data.partition(b"\n")
-            self._skipping = not end
-        *ended, rest = data.split(b"\n")
         lines: list[str] = []
+        if self._skipping:
+            rest, end, data = data.partition(b"\n")
+            self._skipped += len(rest)
+            if end:
+                lines += self._end_skipping()
+        *ended, rest = data.split(b"\n")
         for line in ended:
             self._take(line)
             lines += self._end_line()
@@ -189,7 +204,9 @@ class RankText:
 
     def finish(self, *, cleared: bool) -> list[str]:
         """Return what was not shown as a line yet: a last line without end, the bars' last state."""
-        lines = self._end_line() if self._pending or self._returned else []
+        lines = self._end_skipping()
+        if self._pending or self._returned:
+            lines += self._end_line()
         return lines + self.new_states(cleared=cleared)
 
     def bars(self) -> list[str]:
@@ -238,6 +255,13 @@ class RankText:
             return self._pending.decode(errors="replace")
         total = readable_size(len(self._pending) + self._beyond)
         return f"{_whole_characters(self._pending)} ... line of {total} cut here; the log file has all of it"
+
+    def _end_skipping(self) -> list[str]:
+        """Say how much was skipped after the gap, if it is more than the end of a usual line."""
+        size, self._skipped, self._skipping = self._skipped, 0, False
+        if size <= LINE_LIMIT:
+            return []
+        return [f"... {readable_size(size)} more of the line left out; the log file has all of it"]
 
     def _end_line(self) -> list[str]:
         text = self._unfinished()
