@@ -51,7 +51,7 @@ def cli(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", str(out), silent=True)
     session.install("--force-reinstall", *map(str, out.glob("*.whl")))
     session.install(*PYTEST)
-    session.run("python", "-m", "pytest", "tests/test_installed_cli.py", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/cli/test_installed_cli.py", *session.posargs)
 
 
 @nox.session
@@ -71,7 +71,7 @@ def frameworks(session: nox.Session, framework: str) -> None:
     """
     version = [TORCH] if framework == "torch" else []
     session.install(f".[{framework}]", *version, *PYTEST)
-    files = ("tests/test_frameworks.py", "tests/multinode/test_netns.py")
+    files = ("tests/demo/test_frameworks.py", "tests/multinode/test_netns.py")
     session.run("python", "-m", "pytest", "-m", framework, *files, *session.posargs)
 
 
@@ -90,7 +90,7 @@ def notebook(session: nox.Session, ipykernel: str) -> None:
 def browser(session: nox.Session) -> None:
     """Look at jobs in JupyterLab, Notebook 7 and the classic notebook; needs Debian's package chromium."""
     session.install(".[browser-tests]", *PYTEST, "psutil")
-    session.run("python", "-m", "pytest", "-m", "browser", "tests/test_browser.py", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "browser", "tests/notebook/test_browser.py", *session.posargs)
 
 
 @nox.session(python=["3.11"])

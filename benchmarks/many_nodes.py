@@ -28,7 +28,7 @@ import psutil
 from davincirunsdk import DistributedRuntimeError, __version__
 from davincirunsdk.engines.driver import NodesManager
 from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
-from davincirunsdk.records import Event, JobState, RunResult, WorkerFailure, WorkerState, WorkerStatus
+from davincirunsdk.types import Event, JobState, RunResult, WorkerFailure, WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         WorkerSpawnError,
     )
     from davincirunsdk.manager import FMKManager
-    from davincirunsdk.records import (
+    from davincirunsdk.types import (
         Event,
         JobState,
         Leftover,
@@ -52,15 +52,15 @@ _HOMES = {
     "RankTableTimeoutError": "errors",
     "WorkerSpawnError": "errors",
     "FMKManager": "manager",
-    "Event": "records",
-    "JobState": "records",
-    "Leftover": "records",
-    "LogBlock": "records",
-    "LogLine": "records",
-    "RunResult": "records",
-    "WorkerFailure": "records",
-    "WorkerState": "records",
-    "WorkerStatus": "records",
+    "Event": "types",
+    "JobState": "types",
+    "Leftover": "types",
+    "LogBlock": "types",
+    "LogLine": "types",
+    "RunResult": "types",
+    "WorkerFailure": "types",
+    "WorkerState": "types",
+    "WorkerStatus": "types",
 }
 
 __all__ = [

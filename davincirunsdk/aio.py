@@ -6,12 +6,12 @@ import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from davincirunsdk import compiler_cache
 from davincirunsdk.arguments import variables
+from davincirunsdk.concurrency import Patience, in_thread
+from davincirunsdk.environment import compiler_cache
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.manager import FMKManager
-from davincirunsdk.records import JobState
-from davincirunsdk.waiting import Patience, in_thread
+from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

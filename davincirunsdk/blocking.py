@@ -19,10 +19,14 @@ from anyio.from_thread import start_blocking_portal
 
 from davincirunsdk import aio
 from davincirunsdk.arguments import variables
-from davincirunsdk.compiler_cache import CACHE_VARIABLE, fresh_cache_folder, set_random_ms_cache_dir
+from davincirunsdk.environment.compiler_cache import (
+    CACHE_VARIABLE,
+    fresh_cache_folder,
+    set_random_ms_cache_dir,
+)
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.manager import FMKManager
-from davincirunsdk.records import JobState
+from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
-    from davincirunsdk.records import RunResult
+    from davincirunsdk.types import RunResult
 
 __all__ = [
     "init_rank_table",

@@ -28,13 +28,13 @@ from davincirunsdk.errors import (
     WorkerSpawnError,
 )
 from davincirunsdk.manager import FMKManager
-from davincirunsdk.records import JobState, WorkerState
+from davincirunsdk.types import JobState, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
     from davincirunsdk.engines.driver import NodesManager
-    from davincirunsdk.records import RunResult
+    from davincirunsdk.types import RunResult
 
 _USAGE, _PLATFORM = 2, 3
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -378,7 +378,7 @@ def _print_manifest(
     retries: int,
     grace_period: float,
 ) -> int:
-    from davincirunsdk.engines.manifest import volcano_job
+    from davincirunsdk.manifests.volcano import volcano_job
 
     if image is None:
         raise click.UsageError("--manifest needs --image: what the pods are to run")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from davincirunsdk.records import RunResult, WorkerFailure
+    from davincirunsdk.types import RunResult, WorkerFailure
 
 
 class DavinciRunError(Exception):

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from davincirunsdk.arguments import absolute, command_words, parse_ranks, seconds, variables, whole_number
 from davincirunsdk.cluster import Wish
-from davincirunsdk.environment import FRAMEWORKS
+from davincirunsdk.concurrency import Patience, call_in_loop, in_thread, in_thread_or_here, resolve, shield
+from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
-from davincirunsdk.event_log import EVENTS_PATIENCE, EventLog
-from davincirunsdk.guardian import guardian
-from davincirunsdk.launch import Launch, prepare
-from davincirunsdk.log_pump import LogPump
-from davincirunsdk.log_streams import BlockStream, Feed, LineStream, LogHub
-from davincirunsdk.outcome import judge
-from davincirunsdk.records import Event, JobState, RunResult
-from davincirunsdk.waiting import Patience, call_in_loop, in_thread, in_thread_or_here, resolve, shield
-from davincirunsdk.worker import spawn_error
-from davincirunsdk.worker_group import WorkerGroup
+from davincirunsdk.leftovers.guardian import guardian
+from davincirunsdk.logs.events_file import EVENTS_PATIENCE, EventLog
+from davincirunsdk.logs.pump import LogPump
+from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
+from davincirunsdk.supervision.attempt import WorkerGroup
+from davincirunsdk.supervision.prepare import Launch, prepare
+from davincirunsdk.supervision.verdict import judge
+from davincirunsdk.supervision.worker import spawn_error
+from davincirunsdk.types import Event, JobState, RunResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.output import Sink, Snapshot
-    from davincirunsdk.records import WorkerStatus
-    from davincirunsdk.worker import Worker
+    from davincirunsdk.supervision.worker import Worker
+    from davincirunsdk.types import WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -329,7 +329,7 @@ class FMKManager:
             self._reaping = self._loop.call_later(_REAPING_DELAY, self._reap_orphans)
 
     def _reap_orphans(self) -> None:
-        from davincirunsdk.process_tree import reap_orphans
+        from davincirunsdk.leftovers.process_tree import reap_orphans
 
         self._reaping = None
         pids = {worker.pid for worker in self._group.workers} if self._group is not None else set()

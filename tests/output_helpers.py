@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk.output import Snapshot
-from davincirunsdk.records import JobState, LogBlock, WorkerState, WorkerStatus
+from davincirunsdk.types import JobState, LogBlock, WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from davincirunsdk.records import signal_name
+from davincirunsdk.types import signal_name
 
 _SHELL_OFFSET = 128
 

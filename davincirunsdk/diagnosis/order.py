@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.diagnosis.matching import Match
-    from davincirunsdk.records import WorkerFailure
+    from davincirunsdk.types import WorkerFailure
 
 _EXCEPTION = re.compile(r"(?:\w+\.)*(\w+(?:Error|Exception|Interrupt))(?::|$)", re.ASCII)
 

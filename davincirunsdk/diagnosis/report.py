@@ -10,13 +10,13 @@ from davincirunsdk.diagnosis.excerpt import excerpt, headline, shorten
 from davincirunsdk.diagnosis.exits import explain_exit, name_exit
 from davincirunsdk.diagnosis.matching import find, hint
 from davincirunsdk.diagnosis.order import is_victim
-from davincirunsdk.records import WorkerState
+from davincirunsdk.types import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from davincirunsdk.records import WorkerFailure, WorkerStatus
+    from davincirunsdk.types import WorkerFailure, WorkerStatus
 
 _WIDTH = 98  # a terminal of 100 columns, less two for wide characters and frames
 _MAX_LINES = 38

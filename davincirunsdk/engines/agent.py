@@ -13,17 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from davincirunsdk import __version__, machine
+from davincirunsdk import __version__
+from davincirunsdk.concurrency import in_thread, resolve
 from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
-from davincirunsdk.guardian import guardian
+from davincirunsdk.host import machine
+from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.platforms import places
-from davincirunsdk.waiting import in_thread, resolve
 
 if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodePlan
-    from davincirunsdk.records import Event, LogBlock, RunResult
+    from davincirunsdk.types import Event, LogBlock, RunResult
 
 _IDLE = 10.0
 """Seconds after which a report comes though there is nothing to say."""

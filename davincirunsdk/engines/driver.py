@@ -14,17 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from davincirunsdk import __version__, machine
+from davincirunsdk import __version__
 from davincirunsdk.arguments import command_words, parse_ranks, whole_number
+from davincirunsdk.concurrency import Patience, in_thread, resolve, shield
 from davincirunsdk.engines.joint import judge, table_of
 from davincirunsdk.engines.messages import NodePlan
-from davincirunsdk.environment import FRAMEWORKS
+from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
-from davincirunsdk.event_log import EVENTS_PATIENCE, EventLog
-from davincirunsdk.log_file import LogFile, open_log_files
-from davincirunsdk.log_streams import BlockStream, Feed, LineStream, LogHub
-from davincirunsdk.records import Event, JobState
-from davincirunsdk.waiting import Patience, in_thread, resolve, shield
+from davincirunsdk.host import machine
+from davincirunsdk.logs.events_file import EVENTS_PATIENCE, EventLog
+from davincirunsdk.logs.file import LogFile, open_log_files
+from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
+from davincirunsdk.types import Event, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
     from davincirunsdk.output import Sink, Snapshot
-    from davincirunsdk.records import RunResult, WorkerStatus
+    from davincirunsdk.types import RunResult, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 

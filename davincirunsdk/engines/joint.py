@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import RankTableError
-from davincirunsdk.outcome import choose_exit_code
-from davincirunsdk.records import JobState, RunResult, WorkerFailure, WorkerState
+from davincirunsdk.supervision.verdict import choose_exit_code
+from davincirunsdk.types import JobState, RunResult, WorkerFailure, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from davincirunsdk.engines.driver import Member
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
-    from davincirunsdk.records import WorkerStatus
+    from davincirunsdk.types import WorkerStatus
 
 _RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOPPING})
 

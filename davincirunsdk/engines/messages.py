@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from davincirunsdk.errors import DavinciRunError
-    from davincirunsdk.records import Event, LogBlock, RunResult, WorkerStatus
+    from davincirunsdk.types import Event, LogBlock, RunResult, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from davincirunsdk.arguments import whole_number
+from davincirunsdk.concurrency import Patience, in_thread
 from davincirunsdk.engines.agent import NodeAgent
 from davincirunsdk.engines.driver import NodeLostError, NodesManager
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.waiting import Patience, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from davincirunsdk.engines.driver import NodeHandle
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
-    from davincirunsdk.records import RunResult
+    from davincirunsdk.types import RunResult
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 

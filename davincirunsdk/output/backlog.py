@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from davincirunsdk.records import LogBlock
+    from davincirunsdk.types import LogBlock
 
 _BLOCK_COST = 256
 """Bytes that a block needs beside its data; without it, millions of tiny blocks would fit."""

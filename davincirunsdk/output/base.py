@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from davincirunsdk.output.types import Snapshot
-    from davincirunsdk.records import LogBlock
+    from davincirunsdk.types import LogBlock
 
 HELD_BYTES = 8 << 20
 _TAKEN_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from davincirunsdk.output.table import UNFINISHED, headline, table_rows
 from davincirunsdk.output.terminal import TerminalSink, fit_row
-from davincirunsdk.records import JobState
+from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from davincirunsdk.output.table import TableRow
     from davincirunsdk.output.terminal import Writable
     from davincirunsdk.output.types import Snapshot
-    from davincirunsdk.records import LogBlock
+    from davincirunsdk.types import LogBlock
 
 _REDRAW = 0.2
 _REFRESH = 1.0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from davincirunsdk.output.types import Snapshot
-    from davincirunsdk.records import LogBlock
+    from davincirunsdk.types import LogBlock
 
 _HELD_BYTES = 1 << 20
 _KEPT = (4000, 320_000)

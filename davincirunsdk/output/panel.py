@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from davincirunsdk.output.labels import Labels
 from davincirunsdk.output.table import UNFINISHED, headline, table_rows
 from davincirunsdk.output.text import left_out
-from davincirunsdk.records import JobState
+from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from davincirunsdk.output.text import clean, readable_size
-from davincirunsdk.records import JobState, signal_name
+from davincirunsdk.types import JobState, signal_name
 
 if TYPE_CHECKING:
     from davincirunsdk.output.types import Snapshot
-    from davincirunsdk.records import WorkerStatus
+    from davincirunsdk.types import WorkerStatus
 
 UNFINISHED = (JobState.PENDING, JobState.RUNNING, JobState.STOPPING)
 

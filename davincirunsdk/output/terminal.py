@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from davincirunsdk.output.labels import Labels
     from davincirunsdk.output.types import Snapshot
-    from davincirunsdk.records import LogBlock
+    from davincirunsdk.types import LogBlock
 
 _PIECE_BYTES = 1 << 14
 """Largest write to a pipe or a terminal: a slow reader must show as slow, not as stuck."""

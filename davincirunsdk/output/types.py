@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from davincirunsdk.records import JobState, LogBlock, WorkerStatus
+    from davincirunsdk.types import JobState, LogBlock, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from davincirunsdk import machine
+from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.host import machine
 from davincirunsdk.platforms import host, modelarts, paths, places, slurm, volcano, without_table
 from davincirunsdk.platforms.paths import job_id, log_root
-from davincirunsdk.waiting import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

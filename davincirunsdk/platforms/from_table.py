@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from davincirunsdk import machine
 from davincirunsdk.cluster import Cluster, Device, Node
 from davincirunsdk.errors import PlatformError, RankTableError
+from davincirunsdk.host import machine
 from davincirunsdk.platforms import own_node, paths, rendezvous
 from davincirunsdk.platforms.site import Site, shared_port
 from davincirunsdk.rank_table import dump

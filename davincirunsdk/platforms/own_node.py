@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from davincirunsdk import machine
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.host import machine
 from davincirunsdk.rank_table.v2 import level_addresses
 
 if TYPE_CHECKING:

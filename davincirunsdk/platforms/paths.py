@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from davincirunsdk import machine
 from davincirunsdk.errors import PlatformError, RankTableError
+from davincirunsdk.host import machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from davincirunsdk import machine
 from davincirunsdk.cluster import Cluster, Device, Node
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.host import machine
 from davincirunsdk.platforms import paths, rendezvous
 from davincirunsdk.platforms.site import Site
 

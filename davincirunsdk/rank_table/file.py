@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import RankTableError, RankTableTimeoutError
 from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.check import READY
 from davincirunsdk.rank_table.decoding import BOM, broken
 from davincirunsdk.rank_table.findings import show
-from davincirunsdk.waiting import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from davincirunsdk import machine
 from davincirunsdk.errors import PlatformError, RankTableError
+from davincirunsdk.host import machine
+from davincirunsdk.host.tools import ask, find_tool
 from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.findings import show
 from davincirunsdk.rank_table.super_pod import find_super_pod
 from davincirunsdk.rank_table.table import NO_FIELDS, RankTable, Row, Server
-from davincirunsdk.rank_table.tools import ask, find_tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.rank_table.tools import ask
+from davincirunsdk.host.tools import ask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from conftest import marked_processes
+from processes import marked_processes
 
 from davincirunsdk.engines.ray import HEALTH_CHECKS
 

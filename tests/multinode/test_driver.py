@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import is_alive
+from processes import is_alive
 
 from davincirunsdk import DistributedRuntimeError, WorkerSpawnError
 from davincirunsdk.engines.agent import NodeAgent

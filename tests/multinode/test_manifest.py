@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from davincirunsdk.engines.manifest import volcano_job
+from davincirunsdk.manifests.volcano import volcano_job
 
 EVENTS = ("*", "PodPending", "PodRunning", "PodFailed", "PodEvicted", "Unknown", "TaskCompleted", "OutOfSync",
           "CommandIssued", "JobUpdated", "TaskFailed")  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from conftest import is_alive, wait_until
+from processes import is_alive, wait_until
 from ray_nodes import PROGRAMS, RayCluster, ray_cluster
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import marked_processes, wait_until
 from hosts import Host, two_hosts
+from processes import marked_processes, wait_until
 
 from davincirunsdk.engines.ray import HEALTH_CHECKS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import marked_processes, wait_until
+from processes import marked_processes, wait_until
 from slurm_cluster import slurm_cluster
 
 if TYPE_CHECKING:

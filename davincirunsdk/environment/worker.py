@@ -1,0 +1,231 @@
+"""The variables a worker gets: pure functions from the cluster to a mapping, one per framework."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from davincirunsdk.leftovers.mark import JOB_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from davincirunsdk.cluster import Cluster, Device
+
+FRAMEWORKS = ("auto", "mindspore", "torch", "none")
+
+_STALE = re.compile(
+    r"""
+      OMPI_.* | PMI_.* | PMIX_.*  # MindSpore, when imported, overwrites RANK_ID from mpirun's names
+    | TORCHELASTIC_.* | GROUP_WORLD_SIZE | ROLE_.*
+    | RANK | LOCAL_RANK | WORLD_SIZE | LOCAL_WORLD_SIZE | GROUP_RANK
+    | MS_ROLE | MS_NODE_ID | MS_WORKER_NUM | MS_SERVER_NUM | MS_SCHED_HOST | MS_SCHED_PORT
+    | MS_LOCAL_WORKER | MS_NODE_RANK
+    | RANK_ID | RANK_SIZE | DEVICE_ID | ASCEND_DEVICE_ID | RANK_START
+    """,
+    re.VERBOSE,
+)
+"""Names that an outer launcher or a pod left behind and that mean something else for a worker."""
+
+_CHIEF = (
+    "CM_CHIEF_IP",
+    "CM_CHIEF_PORT",
+    "CM_CHIEF_DEVICE",
+    "CM_WORKER_SIZE",
+    "CM_WORKER_IP",
+    "CM_LOCAL_WORKER",
+    "CM_RANK",
+)
+"""TensorFlow's start without a rank table; it must not stand beside one."""
+
+
+def worker_environment(
+    *,
+    cluster: Cluster,
+    device: Device,
+    local_rank: int,
+    master_port: int,
+    framework: str,
+    inherited: Mapping[str, str],
+    extra: Mapping[str, str],
+    mark: str,
+    cores: int,
+) -> dict[str, str]:
+    """Build the whole environment of one worker.
+
+    Args:
+        cluster: The job's nodes, and which is this one.
+        device: The worker's device, which holds its rank.
+        local_rank: Its place on this node.
+        master_port: Port for the rendezvous.
+        framework: One of `FRAMEWORKS`.
+        inherited: The launcher's environment.
+        extra: What the user gave for this job; it wins over everything but rank and device.
+        mark: The job's mark.
+        cores: Usable cores of this machine.
+
+    Returns:
+        The environment. Sources: the documented variables of the 0.1 series, HCCL, MindSpore,
+        torch; see README, "What a worker gets".
+    """
+    base = {name: value for name, value in inherited.items() if not _STALE.fullmatch(name)}
+    if cluster.rank_table is not None:
+        for name in _CHIEF:
+            base.pop(name, None)
+    given = {**base, **extra}
+    result = dict(given)
+    local_world_size = len(cluster.node.devices)
+    for name, value in _defaults(local_world_size, cores).items():
+        result.setdefault(name, value)
+    if framework != "none":
+        for function in _NAMES[framework]:
+            result.update(function(cluster, device, local_rank, master_port))
+        log = cluster.log_root / cluster.job_id
+        for name, value in {
+            "HCCL_CONNECT_TIMEOUT": "1800",
+            "ASCEND_PROCESS_LOG_PATH": f"{log}/ascend/process_log/rank_{device.rank}",
+            **_diagnosis(given, f"{log}", device.rank),
+        }.items():
+            if cluster.npus or cluster.rank_table is not None:
+                result.setdefault(name, value)
+        if _prints_slog(given):
+            result["SLOG_PRINT_TO_STDOUT"] = "1"
+            result["ASCEND_SLOG_PRINT_TO_STDOUT"] = "1"
+    result[JOB_MARK] = mark
+    return result
+
+
+def scheduler_environment(worker: Mapping[str, str], world_size: int) -> dict[str, str]:
+    """Build the environment of MindSpore's scheduler, which runs the same command as the workers.
+
+    Args:
+        worker: Environment of a worker of this node.
+        world_size: Workers in the job.
+    """
+    scheduler = {name: value for name, value in worker.items() if not _STALE.fullmatch(name)}
+    return {
+        **scheduler,
+        "MS_ROLE": "MS_SCHED",
+        "MS_WORKER_NUM": str(world_size),
+        "MS_SCHED_HOST": worker["MS_SCHED_HOST"],
+        "MS_SCHED_PORT": worker["MS_SCHED_PORT"],
+    }
+
+
+def _defaults(local_world_size: int, cores: int) -> dict[str, str]:
+    """Values that give way to whatever the user has set."""
+    defaults = {"PYTHONUNBUFFERED": "1"}
+    if local_world_size > 1:
+        # Each rank taking all cores makes four MindSpore ranks on two cores twice as slow.
+        defaults["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size))
+    return defaults
+
+
+def _ascend(cluster: Cluster, device: Device, local_rank: int, master_port: int) -> dict[str, str]:
+    index = str(local_rank if cluster.logical_devices else device.device_id)
+    names = {
+        "JOB_ID": cluster.job_id,
+        "RANK_ID": str(device.rank),
+        "RANK_SIZE": str(cluster.world_size),
+        "DEVICE_ID": index,
+    }
+    if cluster.physical_device_id:
+        names["DEVICE_ID"] = str(device.device_id)
+    else:
+        names["ASCEND_DEVICE_ID"] = index
+    if cluster.rank_table is not None:
+        names["RANK_TABLE_FILE"] = str(cluster.rank_table)
+        names["RANK_START"] = str(cluster.node.devices[0].rank)
+    return names
+
+
+def _torch(cluster: Cluster, device: Device, local_rank: int, master_port: int) -> dict[str, str]:
+    return {
+        "RANK": str(device.rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(cluster.world_size),
+        "LOCAL_WORLD_SIZE": str(len(cluster.node.devices)),
+        "GROUP_RANK": str(cluster.node_rank),
+        "MASTER_ADDR": cluster.master_addr,
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def _dynamic_cluster(cluster: Cluster, device: Device, local_rank: int, master_port: int) -> dict[str, str]:
+    """MindSpore's start without a rank table; with one, MindSpore reads that."""
+    if cluster.rank_table is not None:
+        return {}
+    return {
+        "MS_ROLE": "MS_WORKER",
+        "MS_WORKER_NUM": str(cluster.world_size),
+        "MS_SCHED_HOST": cluster.master_addr,
+        "MS_SCHED_PORT": str(master_port),
+        "MS_NODE_ID": str(device.rank),
+    }
+
+
+_NAMES: Mapping[str, tuple[Callable[[Cluster, Device, int, int], dict[str, str]], ...]] = {
+    "auto": (_ascend, _torch),
+    "torch": (_ascend, _torch),
+    "mindspore": (_ascend, _torch, _dynamic_cluster),
+}
+
+
+def _diagnosis(given: Mapping[str, str], log: str, rank: int) -> dict[str, str]:
+    """ModelArts' diagnosis switches: the first line that fits, as the 0.1 series had them."""
+    mindspore_log = f"{log}/mindspore/log"
+    glog = {"GLOG_logtostderr": "0", "GLOG_log_dir": mindspore_log, "MS_OM_PATH": mindspore_log}
+    diag, run = given.get("MA_DIAG_MODE_ENV"), given.get("MA_RUN_MODE_ENV")
+    if diag == "faults":
+        faults = {
+            "PRINT_MODEL": "1",
+            "DUMP_GE_GRAPH": "2",
+            "DUMP_GRAPH_LEVEL": "2",
+            "ASCEND_GLOBAL_LOG_LEVEL": "1",
+            "ASCEND_HOST_LOG_FILE_NUM": "1000",
+            "NPU_COLLECT_PATH": f"{log}/ascend/npu_collect/rank_{rank}",
+        }
+        if _is_mindspore_1_4(given.get("MA_ENGINE_VERSION", "")):
+            faults |= {**glog, "GLOG_v": "1", "MS_RDR_ENABLE": "1", "MS_RDR_PATH": mindspore_log}
+        return faults
+    if diag in {"accuracy", "profile"}:
+        return {"MS_DIAGNOSTIC_DATA_PATH": f"{log}/mindspore/diagnostic_data"}
+    if run == "performance":
+        return {
+            **glog,
+            "ASCEND_GLOBAL_LOG_LEVEL": "3",
+            "ASCEND_GLOBAL_EVENT_LEVEL": "0",
+            "ASCEND_GLOBAL_EVENT_ENABLE": "0",
+            "GLOG_v": "3",
+        }
+    if run == "normal":
+        return {**glog, "GLOG_v": "1"}
+    return {}
+
+
+def _is_mindspore_1_4(engine: str) -> bool:
+    """Tell whether the engine is MindSpore 1.4 or later, comparing numbers: 1.10 is later than 1.4."""
+    found = re.match(r"mindspore_(\d+)\.(\d+)", engine)
+    return found is not None and (int(found[1]), int(found[2])) >= (1, 4)
+
+
+def _prints_slog(given: Mapping[str, str]) -> bool:
+    """Tell whether the platform asked for CANN's log on the screen (its development mode)."""
+    try:
+        operator = json.loads(given.get("MA_ALGORITHM_OPERATOR", ""))
+        return bool(operator["obs"]["obs_url"]) and operator["ide_mode"] is True
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def folders_of(environment: Mapping[str, str]) -> list[str]:
+    """Folders that a worker's variables name and that have to exist before it starts."""
+    folders = [
+        environment[name]
+        for name in ("ASCEND_PROCESS_LOG_PATH", "GLOG_log_dir", "MS_DIAGNOSTIC_DATA_PATH", "NPU_COLLECT_PATH")
+        if name in environment
+    ]
+    if "NPU_COLLECT_PATH" in environment:
+        folders += [f"{environment['NPU_COLLECT_PATH']}/extra-info/graph"]
+    return folders

@@ -1,0 +1,1 @@
+"""What this machine itself has: devices, addresses, ports, tools."""

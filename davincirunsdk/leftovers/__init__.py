@@ -1,0 +1,1 @@
+"""What outlives a worker or the launcher: found by its mark, ended, by the guardian too."""

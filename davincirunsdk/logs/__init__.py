@@ -1,0 +1,1 @@
+"""From a worker's pipe to files, streams and events."""

@@ -1,0 +1,80 @@
+"""The events file: one JSON object a line, readable while the job runs."""
+
+from __future__ import annotations
+
+import json
+import queue
+from typing import TYPE_CHECKING
+
+from davincirunsdk.concurrency import in_thread
+from davincirunsdk.types import signal_name
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from davincirunsdk.logs.file import LogFile
+    from davincirunsdk.types import Event
+
+SCHEMA = 1
+"""Version of the lines' shape: a field may be added under the same number, none changes or goes.
+
+`v` this number; `time` wall-clock seconds; `kind` as in `Event`; `job`, `node` names; and where they
+have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code` (negative for a signal),
+`signal`, `detail`.
+"""
+
+EVENTS_PATIENCE = 2.0
+"""Seconds that the last events may take on a stuck disk."""
+
+
+class EventLog:
+    """Writes events in a thread of its own, each as soon as it has happened.
+
+    Args:
+        file: The open file.
+        job_id: Name of the job.
+        node: Name of this node, where the events are from unless they say otherwise.
+    """
+
+    def __init__(self, file: LogFile, job_id: str, node: str) -> None:
+        self._file = file
+        self._job_id = job_id
+        self._node = node
+        self._queue: queue.SimpleQueue[tuple[Event, str] | None] = queue.SimpleQueue()
+
+    def start(self) -> asyncio.Future[None]:
+        """Begin to write.
+
+        Returns:
+            A future that is done when the file is closed.
+        """
+        return in_thread(self._write)
+
+    def put(self, event: Event, node: str = "") -> None:
+        """Add an event; from any thread, never blocks.
+
+        Args:
+            event: What happened.
+            node: Name of the node where it happened, "" for this one.
+        """
+        self._queue.put((event, node or self._node))
+
+    def close(self) -> None:
+        """Close the file after the events added so far."""
+        self._queue.put(None)
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            event, node = item
+            line: dict[str, object] = {"v": SCHEMA, "time": event.time, "kind": event.kind}
+            line |= {"job": self._job_id, "node": node}
+            about = {
+                "rank": event.rank,
+                "pid": event.pid,
+                "exit_code": event.exit_code,
+                "signal": signal_name(event.exit_code),
+                "detail": event.detail or None,
+            }
+            line |= {name: value for name, value in about.items() if value is not None}
+            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._file.close()

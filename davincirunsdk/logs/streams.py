@@ -1,0 +1,310 @@
+"""Where worker output goes besides the log file: readers of lines and blocks, each with its own bound."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from davincirunsdk.concurrency import call_in_loop, resolve
+from davincirunsdk.types import LogBlock, LogLine
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Callable
+
+_LINE_BYTES = 1 << 16
+"""A longer line is handed on in pieces; the log file is not touched by that."""
+_HISTORY_BYTES = 1 << 20
+"""What a reader gets that comes late, for the whole job."""
+
+T = TypeVar("T")
+
+
+class LineCutter:
+    """Turns pieces of one worker's output into pieces of whole lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a piece and return the whole lines there are, which may be none.
+
+        A carriage return ends a piece too where no line end came: it is a progress bar.
+        """
+        if self._rest:
+            data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        if not cut:
+            # Not the last byte: that may be the first half of "\r\n".
+            cut = data.rfind(b"\r", 0, len(data) - 1) + 1
+        if len(data) - cut > _LINE_BYTES:
+            cut = _before_torn_character(data)
+        self._rest = data[cut:]
+        return data[:cut] if self._rest else data
+
+    def rest(self) -> bytes:
+        """Return what is left: a last line without its end."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def _before_torn_character(data: bytes) -> int:
+    """Length of `data` without a UTF-8 character that is cut off at its end."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if needed > back else len(data)
+    return len(data)
+
+
+class Feed(Generic[T]):
+    """Items that any thread offers and tasks of any loop read, each item by one of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: deque[T] = deque()
+        self._closed = False
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def offer(self, item: T) -> None:
+        """Add an item; never blocks."""
+        with self._lock:
+            if not self._closed:
+                self._items.append(item)
+                self._wake()
+
+    def close(self) -> None:
+        """End the feed after the items it holds."""
+        with self._lock:
+            self._closed = True
+            self._wake()
+
+    def _wake(self) -> None:
+        for loop, future in self._waiters:
+            call_in_loop(loop, resolve, future, None)
+        self._waiters.clear()
+
+    def _take(self) -> T:
+        return self._items.popleft()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next item; cancelling loses none."""
+        import asyncio
+
+        while True:
+            with self._lock:
+                if self._items:
+                    return self._take()
+                if self._closed:
+                    raise StopAsyncIteration
+                loop = asyncio.get_running_loop()
+                waiter = loop, loop.create_future()
+                self._waiters.append(waiter)
+            try:
+                await waiter[1]
+            finally:
+                with self._lock:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
+
+
+class BlockStream(Feed[LogBlock]):
+    """Output as blocks of bytes; what a slow reader has no room for is left out and counted.
+
+    Attributes:
+        dropped: Bytes left out so far.
+        follows_gap: True when bytes of its rank are missing before the block taken last.
+    """
+
+    def __init__(
+        self, ranks: frozenset[int] | None, bound: int, on_close: Callable[[BlockStream], None]
+    ) -> None:
+        super().__init__()
+        self.dropped: int = 0
+        self._ranks = ranks
+        self._bound = bound
+        self._held = 0
+        self._on_close = on_close
+        self._gaps: set[int] = set()
+        self._after_gap: set[int] = set()
+        self.follows_gap: bool = False
+
+    def offer(self, item: LogBlock) -> None:
+        """Add a block if there is room."""
+        if self._ranks is not None and item.rank not in self._ranks:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            if self._held + len(item.data) > self._bound and self._items:
+                self.dropped += len(item.data)
+                self._gaps.add(item.rank)
+                return
+            if item.rank in self._gaps:
+                self._gaps.discard(item.rank)
+                self._after_gap.add(id(item))
+            self._items.append(item)
+            self._held += len(item.data)
+            self._wake()
+
+    def skip(self, rank: int, size: int) -> None:
+        """Count bytes of a rank that came before anybody read and are not kept."""
+        with self._lock:
+            if self._ranks is None or rank in self._ranks:
+                self.dropped += size
+                self._gaps.add(rank)
+
+    def _take(self) -> LogBlock:
+        block = super()._take()
+        self._held -= len(block.data)
+        self.follows_gap = id(block) in self._after_gap
+        self._after_gap.discard(id(block))
+        return block
+
+    def close(self) -> None:
+        """End the stream after the blocks it holds."""
+        super().close()
+        self._on_close(self)
+
+    async def aclose(self) -> None:
+        """Stop reading: the job's output no longer collects here."""
+        self.close()
+        self._items.clear()
+
+
+class LineStream:
+    """Output as lines, in order per rank."""
+
+    def __init__(self, blocks: BlockStream) -> None:
+        self._blocks = blocks
+        self._cutters: dict[int, LineCutter] = {}
+        self._lines: deque[LogLine] = deque()
+
+    @property
+    def dropped(self) -> int:
+        """Bytes left out so far because they were not read in time."""
+        return self._blocks.dropped
+
+    def __aiter__(self) -> AsyncIterator[LogLine]:
+        return self
+
+    async def __anext__(self) -> LogLine:
+        """Wait for the next line; cancelling loses none."""
+        while not self._lines:
+            try:
+                block = await self._blocks.__anext__()
+            except StopAsyncIteration:
+                self._finish()
+                if not self._lines:
+                    raise
+                break
+            cutter = self._cutters.setdefault(block.rank, LineCutter())
+            if self._blocks.follows_gap:
+                self._add(block.rank, cutter.rest(), block.time)
+            self._add(block.rank, cutter.feed(block.data), block.time)
+        return self._lines.popleft()
+
+    async def aclose(self) -> None:
+        """Stop reading: the job's output no longer collects here."""
+        await self._blocks.aclose()
+
+    def _finish(self) -> None:
+        for rank, cutter in self._cutters.items():
+            self._add(rank, cutter.rest(), time.time())
+
+    def _add(self, rank: int, data: bytes, moment: float) -> None:
+        if not data:
+            return
+        for line in data.removesuffix(b"\n").split(b"\n"):
+            # A progress bar writes many states into one line; each is a line here.
+            states = [state for state in line.split(b"\r") if state] or [b""]
+            for state in states:
+                self._lines.append(LogLine(rank=rank, text=state.decode(errors="replace"), time=moment))
+
+
+class LogHub:
+    """Where the pumps of a job hand on what they carry.
+
+    Args:
+        show: Takes every block for the display, from any pump's thread; must not block.
+    """
+
+    def __init__(self, show: Callable[[LogBlock], None] | None) -> None:
+        self.show = show
+        self._lock = threading.Lock()
+        self._streams: list[BlockStream] = []
+        self._history: deque[LogBlock] = deque()
+        self._history_bytes = 0
+        self._forgotten = 0
+        self._closed = False
+
+    @property
+    def watched(self) -> bool:
+        """True while somebody takes what is published."""
+        return self.show is not None or bool(self._streams)
+
+    def skip(self, rank: int, size: int) -> None:
+        """Tell that `size` bytes of a rank went by unseen, while nobody watched."""
+        with self._lock:
+            kept = [block for block in self._history if block.rank != rank]
+            held = sum(len(block.data) for block in kept)
+            self._forgotten += self._history_bytes - held + size
+            self._history, self._history_bytes = deque(kept), held
+            # Of one who came in this moment.
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.skip(rank, size)
+
+    def publish(self, block: LogBlock) -> None:
+        """Hand a block to every reader; never blocks."""
+        with self._lock:
+            self._history.append(block)
+            self._history_bytes += len(block.data)
+            while self._history_bytes > _HISTORY_BYTES and len(self._history) > 1:
+                forgotten = len(self._history.popleft().data)
+                self._history_bytes -= forgotten
+                self._forgotten += forgotten
+            streams = tuple(self._streams)
+        if self.show is not None:
+            self.show(block)
+        for stream in streams:
+            stream.offer(block)
+
+    def subscribe(self, ranks: frozenset[int] | None, bound: int) -> BlockStream:
+        """Open a stream that begins with the last output before now.
+
+        Args:
+            ranks: Which ranks, None for all.
+            bound: Bytes it may hold for a slow reader.
+        """
+        stream = BlockStream(ranks, bound, self._unsubscribe)
+        with self._lock:
+            stream.dropped = self._forgotten if ranks is None else 0
+            for block in self._history:
+                stream.offer(block)
+            self._streams.append(stream)
+            closed = self._closed
+        if closed:
+            stream.close()
+        return stream
+
+    def _unsubscribe(self, stream: BlockStream) -> None:
+        with self._lock:
+            if stream in self._streams:
+                self._streams.remove(stream)
+
+    def close(self) -> None:
+        """End all streams: the job is over."""
+        with self._lock:
+            self._closed = True
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.close()

@@ -1,0 +1,1 @@
+"""Jobs of clusters that start one launcher per node, written as their manifests."""

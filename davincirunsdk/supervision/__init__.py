@@ -1,0 +1,1 @@
+"""One node's workers, from spawn to nothing left."""

@@ -1,0 +1,77 @@
+"""README's examples run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+CLIENT = """
+import sys
+from starlette.testclient import TestClient
+with TestClient(app) as client:
+    job = client.post("/start", json={"command": [sys.executable, "train.py"]}).json()["job"]
+    print(client.get(f"/log/{job}").text, end="")
+"""
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text.strip().split("\n")[0][:40])
+@pytest.mark.parametrize("failing", [False, True], ids=["good", "failing"])
+def test_python_examples_run(example: str, failing: bool, job_folder: Path) -> None:
+    """Every Python example runs as printed, and shows a failure as a failure."""
+    (job_folder / "train.py").write_text(
+        # In one write: a worker may be stopped between two.
+        "import os\nprint('step 1 of rank ' + os.environ['RANK'] + '\\n', end='')\n"
+        + ("raise SystemExit(4)\n" * failing)
+    )
+    service = "Starlette" in example
+    (job_folder / "example.py").write_text(example + CLIENT * service)
+    done = subprocess.run(
+        [sys.executable, "example.py"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=job_folder,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    if failing and not service:
+        assert "is the root cause, exit code 4" in said
+        assert "Traceback" not in done.stderr or "DistributedRuntimeError" in done.stderr
+    elif service:
+        # Where one fails, the others may be stopped before they have said anything.
+        lines = {f"[rank {rank}] step 1 of rank {rank}" for rank in range(8)}
+        assert set(done.stdout.splitlines()) <= lines
+        assert failing or set(done.stdout.splitlines()) == lines
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert (job_folder / "log").is_dir()
+
+
+def test_the_batch_file_is_the_one_that_is_run() -> None:
+    """README shows the Slurm batch file that tests/multinode runs."""
+    assert (Path(__file__).parents[1] / "multinode" / "train.sbatch").read_text() in README
+
+
+def test_the_documented_commands_exist() -> None:
+    """Every option that README names is an option of the command."""
+    said = subprocess.run(
+        [sys.executable, "-m", "davincirunsdk", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    ).stdout
+    for option in set(re.findall(r"davincirun(?: [^\n]*?)?(--[a-z-]+)", README)) | set(
+        re.findall(r"`(--[a-z-]+)", README)
+    ):
+        if option not in {"--epochs", "--fail", "--kill-on-bad-exit", "--signal"}:
+            assert option in said, option
