@@ -354,12 +354,12 @@ def test_no_warning_in_development_mode(tmp_path: Path) -> None:
     """With every warning an error and asyncio in debug mode, all ways to end a job say nothing."""
     code = """
 import asyncio, sys
-sys.path[:0] = [sys.argv[1]]
+sys.path[:0] = sys.argv[1:]
 from test_embedding import one_of_each, pair
 asyncio.run(one_of_each(pair))
 """
     done = subprocess.run(
-        [PY, "-X", "dev", "-W", "error", "-c", code, str(WORKERS.parent)],
+        [PY, "-X", "dev", "-W", "error", "-c", code, str(WORKERS.parent), str(Path(__file__).parent)],
         capture_output=True,
         text=True,
         timeout=50,
