@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -36,7 +37,6 @@ from davincirunsdk import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
     from types import FrameType
 
 pytestmark = pytest.mark.usefixtures("job_folder")
