@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -101,6 +104,12 @@ class WorkerFailure:
         reason: What happened, in words.
         hint: What a known error in its output means and what to do, or "".
         name: `rank 3` or `scheduler`.
+        first_error: Wall-clock seconds of its first error line, None when that is not known.
+        code: Code of the known error, such as `EI0006`, or "".
+        meaning: What that error means, or "".
+        remedy: What to do about it, or "".
+        role: `primary` (its own fault), `secondary` (the effect of another rank's), or `unknown`.
+        excerpt: The lines of its output that tell most, fit to be printed.
     """
 
     rank: int
@@ -116,11 +125,112 @@ class WorkerFailure:
     reason: str
     hint: str = ""
     name: str = ""
+    first_error: float | None = None
+    code: str = ""
+    meaning: str = ""
+    remedy: str = ""
+    role: str = "unknown"
+    excerpt: tuple[str, ...] = ()
 
     @property
     def signal_name(self) -> str | None:
         """Name of the signal that ended it, such as `SIGKILL`, or None."""
         return signal_name(self.exit_code)
+
+
+class Verdict(_Word):
+    """What a failure report concludes; its value is the word in the report's JSON form."""
+
+    ROOT_CAUSE = "root_cause"
+    FAILED_ALIKE = "failed_alike"
+    SUSPECTS = "suspects"
+    STOPPED = "stopped"
+    STALLED = "stalled"
+    TIME_LIMIT = "time_limit"
+    NODE_LOST = "node_lost"
+    LINK = "link"
+    AUXILIARY = "auxiliary"
+    INTERNAL_ERROR = "internal_error"
+    UNCLEAR = "unclear"
+    SUCCEEDED = "succeeded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """Why a job ended: for people as text, for programs as data.
+
+    Attributes:
+        verdict: See `Verdict`.
+        ranks: The ranks that the verdict names, surest first; empty when it names nobody.
+        why: How sure the verdict is and why, in one sentence.
+        text: The report as it is printed, without colour and without a line end at its end.
+        exit_code: What a command line should exit with.
+        failures: Workers that ended badly by themselves, the most telling first.
+        root_cause: Who is to blame, or the best suspect; its rank is -1 when that is a node, the
+            scheduler or nobody. How sure it is, the verdict says.
+        stopped_ranks: Ranks that ended because we ended them.
+        attempt: Number of the attempt, from 0.
+    """
+
+    verdict: Verdict
+    ranks: tuple[int, ...]
+    why: str
+    text: str
+    exit_code: int
+    failures: tuple[WorkerFailure, ...]
+    root_cause: WorkerFailure
+    stopped_ranks: tuple[int, ...]
+    attempt: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `to_json` writes, as plain values."""
+        return {
+            "schema": 1,
+            "verdict": self.verdict.value,
+            "ranks": list(self.ranks),
+            "why": self.why,
+            "text": self.text,
+            "exit_code": self.exit_code,
+            "failures": [_failure_to_dict(failure) for failure in self.failures],
+            "stopped_ranks": list(self.stopped_ranks),
+            "attempt": self.attempt,
+        }
+
+    def to_json(self) -> str:
+        """Write the report as one JSON object in one line; unknown values are null."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _failure_to_dict(failure: WorkerFailure) -> dict[str, object]:
+    return {
+        "rank": failure.rank,
+        "node": failure.node or None,
+        "device": failure.device_id if failure.device_id >= 0 else None,
+        "pid": failure.pid,
+        "exit_code": failure.exit_code,
+        "signal": failure.signal_name,
+        "first_error_time": _iso(failure.first_error),
+        "end_time": _iso(failure.ended),
+        "code": failure.code or None,
+        "meaning": failure.meaning or None,
+        "remedy": failure.remedy or None,
+        "role": failure.role,
+        # A path may hold bytes that are not UTF-8, which JSON cannot.
+        "log_path": os.fsencode(failure.log_path).decode(errors="backslashreplace"),
+        "excerpt": list(failure.excerpt),
+    }
+
+
+def _iso(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
