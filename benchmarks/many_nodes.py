@@ -104,7 +104,7 @@ class RepliesOnly:
     async def start(self, plan: NodePlan, table: str) -> NodeStarted:
         # The table goes to every node through the engine's store, so it is counted once, by the caller.
         plan = self._wire.carry(plan)
-        first = plan.node_rank * PER_NODE
+        first = (plan.options.node_rank or 0) * PER_NODE
         self._workers = tuple(
             WorkerStatus(
                 rank=first + number,

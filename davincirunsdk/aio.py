@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from davincirunsdk.arguments import variables
 from davincirunsdk.concurrency import Patience, in_thread
 from davincirunsdk.environment import compiler_cache
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.manager import FMKManager
+from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from contextlib import AbstractContextManager
+
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 
@@ -63,18 +66,14 @@ async def set_random_ms_cache_dir() -> AsyncIterator[None]:
         yield
 
 
+@spelled_out(NodeKeywords)
 def start_distributed_train(
     command: Sequence[str | os.PathLike[str]],
     work_dir: str | os.PathLike[str] = "./",
     log_dir: str | os.PathLike[str] = "./log",
     *,
     output_notebook: bool = False,
-    nproc_per_node: int | None = None,
-    rank_table: str | os.PathLike[str] | None = None,
-    grace_period: float = 15.0,
-    env: Mapping[str, str] | None = None,
-    framework: str = "auto",
-    max_restarts: int = 0,
+    **keywords: Unpack[NodeKeywords],
 ) -> FMKManager:
     """Make an async context manager that starts one worker per device of this node.
 
@@ -83,12 +82,7 @@ def start_distributed_train(
         work_dir: Folder the workers run in.
         log_dir: Folder of the log files, relative to the caller's folder.
         output_notebook: Show worker output in the notebook while it runs.
-        nproc_per_node: Workers on this node.
-        rank_table: Rank table file.
-        grace_period: Seconds between SIGTERM and SIGKILL.
-        env: Extra variables for the workers.
-        framework: `auto`, `mindspore`, `torch` or `none`.
-        max_restarts: Only 0 so far.
+        **keywords: See `JobOptions`, which documents every option once.
 
     Returns:
         The manager; enter it to start. Errors and cancellation: see `FMKManager`.
@@ -98,12 +92,7 @@ def start_distributed_train(
         work_dir,
         log_dir,
         output_notebook=output_notebook,
-        nproc_per_node=nproc_per_node,
-        rank_table=rank_table,
-        grace_period=grace_period,
-        env=env,
-        framework=framework,
-        max_restarts=max_restarts,
+        **keywords,
     )
 
 
@@ -140,6 +129,7 @@ async def wait_distributed_train(
     return 0 if result.state is JobState.SUCCEEDED else 1
 
 
+@spelled_out(NodeKeywords)
 async def start_and_wait_distributed_train(
     command: Sequence[str | os.PathLike[str]],
     work_dir: str | os.PathLike[str] = "./",
@@ -149,12 +139,7 @@ async def start_and_wait_distributed_train(
     random_cache_dir: bool = True,
     destroy_when_finished: bool = True,
     raise_exception: bool = True,
-    nproc_per_node: int | None = None,
-    rank_table: str | os.PathLike[str] | None = None,
-    grace_period: float = 15.0,
-    env: Mapping[str, str] | None = None,
-    framework: str = "auto",
-    max_restarts: int = 0,
+    **keywords: Unpack[NodeKeywords],
 ) -> int:
     """Start one worker per device of this node and wait for the end of training.
 
@@ -170,12 +155,7 @@ async def start_and_wait_distributed_train(
         destroy_when_finished: Leave no process of the job behind. Here, where nobody gets the
             manager, False only lets the others go on after a failure until all have ended.
         raise_exception: Raise when a worker failed.
-        nproc_per_node: Workers on this node.
-        rank_table: Rank table file.
-        grace_period: Seconds between SIGTERM and SIGKILL.
-        env: Extra variables for the workers.
-        framework: `auto`, `mindspore`, `torch` or `none`.
-        max_restarts: Only 0 so far.
+        **keywords: See `JobOptions`, which documents every option once.
 
     Returns:
         0 when all workers succeeded, 1 otherwise.
@@ -184,23 +164,12 @@ async def start_and_wait_distributed_train(
         DistributedRuntimeError: A worker failed, and `raise_exception` is true.
         DavinciRunError: The job could not be started.
     """
-    extra = variables(env)
+    options = JobOptions.of(command, work_dir, log_dir, output_notebook=output_notebook, **keywords)
     async with AsyncExitStack() as stack:
         if random_cache_dir:
             folder = await stack.enter_async_context(_in_threads(compiler_cache.fresh_cache_folder()))
-            extra.setdefault(compiler_cache.CACHE_VARIABLE, str(folder))
-        async with start_distributed_train(
-            command,
-            work_dir,
-            log_dir,
-            output_notebook=output_notebook,
-            nproc_per_node=nproc_per_node,
-            rank_table=rank_table,
-            grace_period=grace_period,
-            env=extra,
-            framework=framework,
-            max_restarts=max_restarts,
-        ) as manager:
+            options = replace(options, env={compiler_cache.CACHE_VARIABLE: str(folder), **options.env})
+        async with FMKManager.from_options(options) as manager:
             return await wait_distributed_train(manager, destroy_when_finished, raise_exception)
 
 

@@ -13,12 +13,12 @@ import signal
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
 from davincirunsdk import aio
-from davincirunsdk.arguments import variables
 from davincirunsdk.environment.compiler_cache import (
     CACHE_VARIABLE,
     fresh_cache_folder,
@@ -26,13 +26,15 @@ from davincirunsdk.environment.compiler_cache import (
 )
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.manager import FMKManager
+from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from types import FrameType
 
     from anyio.from_thread import BlockingPortal
+    from typing_extensions import Unpack
 
     from davincirunsdk.types import RunResult
 
@@ -136,18 +138,14 @@ def init_rank_table() -> dict[str, str] | Literal[False]:
     return run_in_background(aio.init_rank_table)
 
 
+@spelled_out(NodeKeywords)
 def start_distributed_train(
     command: Sequence[str | os.PathLike[str]],
     work_dir: str | os.PathLike[str] = "./",
     log_dir: str | os.PathLike[str] = "./log",
     *,
     output_notebook: bool = False,
-    nproc_per_node: int | None = None,
-    rank_table: str | os.PathLike[str] | None = None,
-    grace_period: float = 15.0,
-    env: Mapping[str, str] | None = None,
-    framework: str = "auto",
-    max_restarts: int = 0,
+    **keywords: Unpack[NodeKeywords],
 ) -> FMKManager:
     """Start one worker per device of this node and return as soon as all are started.
 
@@ -159,12 +157,7 @@ def start_distributed_train(
         work_dir: Folder the workers run in, made if missing.
         log_dir: Folder of the log files, relative to the caller's folder.
         output_notebook: Show worker output in the notebook while it runs; no effect elsewhere.
-        nproc_per_node: Workers on this node; by default one per device.
-        rank_table: Rank table file; by default the platform's.
-        grace_period: Seconds between SIGTERM and SIGKILL.
-        env: Extra variables for the workers.
-        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
-        max_restarts: Only 0 so far.
+        **keywords: See `JobOptions`, which documents every option once.
 
     Returns:
         The manager of the running job.
@@ -174,18 +167,12 @@ def start_distributed_train(
         TypeError: `command` is one string.
         ValueError: An argument has no sense.
     """
-    manager = FMKManager(
-        command,
-        work_dir,
-        log_dir,
-        output_notebook=output_notebook,
-        nproc_per_node=nproc_per_node,
-        rank_table=rank_table,
-        grace_period=grace_period,
-        env=env,
-        framework=framework,
-        max_restarts=max_restarts,
-    )
+    options = JobOptions.of(command, work_dir, log_dir, output_notebook=output_notebook, **keywords)
+    return _start(options)
+
+
+def _start(options: JobOptions) -> FMKManager:
+    manager = FMKManager.from_options(options)
     try:
         run_in_background(manager.__aenter__, hasten=lambda: manager.end_here(True))
         _background.add(manager)
@@ -239,6 +226,7 @@ def wait_distributed_train(
     return 0 if result.state is JobState.SUCCEEDED else 1
 
 
+@spelled_out(NodeKeywords)
 def start_and_wait_distributed_train(
     command: Sequence[str | os.PathLike[str]],
     work_dir: str | os.PathLike[str] = "./",
@@ -248,12 +236,7 @@ def start_and_wait_distributed_train(
     random_cache_dir: bool = True,
     destroy_when_finished: bool = True,
     raise_exception: bool = True,
-    nproc_per_node: int | None = None,
-    rank_table: str | os.PathLike[str] | None = None,
-    grace_period: float = 15.0,
-    env: Mapping[str, str] | None = None,
-    framework: str = "auto",
-    max_restarts: int = 0,
+    **keywords: Unpack[NodeKeywords],
 ) -> int:
     """Start one worker per device of this node and wait for the end of training.
 
@@ -267,12 +250,7 @@ def start_and_wait_distributed_train(
             process's environment.
         destroy_when_finished: See `wait_distributed_train`.
         raise_exception: Raise when a worker failed.
-        nproc_per_node: Workers on this node; by default one per device.
-        rank_table: Rank table file; by default the platform's.
-        grace_period: Seconds between SIGTERM and SIGKILL.
-        env: Extra variables for the workers.
-        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
-        max_restarts: Only 0 so far.
+        **keywords: See `JobOptions`, which documents every option once.
 
     Returns:
         0 when all workers succeeded, 1 otherwise.
@@ -282,23 +260,12 @@ def start_and_wait_distributed_train(
         DavinciRunError: The job could not be started; nothing of it is left.
         KeyboardInterrupt: After Ctrl-C, when nothing of the job is left.
     """
-    extra = variables(env)
+    options = JobOptions.of(command, work_dir, log_dir, output_notebook=output_notebook, **keywords)
     with sigterm_ends_waiting(), ExitStack() as stack:
         if random_cache_dir:
             folder = stack.enter_context(fresh_cache_folder())
-            extra.setdefault(CACHE_VARIABLE, str(folder))
-        manager = start_distributed_train(
-            command,
-            work_dir,
-            log_dir,
-            output_notebook=output_notebook,
-            nproc_per_node=nproc_per_node,
-            rank_table=rank_table,
-            grace_period=grace_period,
-            env=extra,
-            framework=framework,
-            max_restarts=max_restarts,
-        )
+            options = replace(options, env={CACHE_VARIABLE: str(folder), **options.env})
+        manager = _start(options)
         try:
             return wait_distributed_train(manager, destroy_when_finished, raise_exception)
         except _INTERRUPTS:

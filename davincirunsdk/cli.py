@@ -20,7 +20,6 @@ import click
 from click.core import ParameterSource
 
 from davincirunsdk import __version__
-from davincirunsdk.arguments import absolute, parse_ranks
 from davincirunsdk.errors import (
     DistributedRuntimeError,
     PlatformError,
@@ -28,6 +27,7 @@ from davincirunsdk.errors import (
     WorkerSpawnError,
 )
 from davincirunsdk.manager import FMKManager
+from davincirunsdk.options import JobOptions, NodeKeywords, absolute, parse_prefix, parse_ranks
 from davincirunsdk.types import JobState, WorkerState
 
 if TYPE_CHECKING:
@@ -94,13 +94,12 @@ def _ranks(context: click.Context, parameter: click.Parameter, value: str) -> st
     return value
 
 
-def _prefix(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    from davincirunsdk.output import parse_prefix
-
+def _prefix(context: click.Context, parameter: click.Parameter, value: str) -> str:
     try:
-        return parse_prefix(value)
+        parse_prefix(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    return value
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -254,7 +253,7 @@ def _command(
     work_dir: str,
     log_dir: str | None,
     echo: str,
-    prefix: tuple[str, ...],
+    prefix: str,
     color: str,
     live: bool,
     log_limit: int | None,
@@ -285,51 +284,22 @@ def _command(
     try:
         if engine is not None:
             _refuse_with_engine(context, nnodes)
-        display = {"prefix": prefix, "colour": color, "live": live}
         notify = None if quiet else words.say
+        asked = {
+            name: value for name, value in context.params.items() if name in NodeKeywords.__annotations__
+        }
         complete = _complete(command, module, absolute("work_dir", work_dir))
         job: FMKManager | NodesManager
         if engine is not None:
             from davincirunsdk.engines import ray
 
-            assert nnodes is not None
             # At SIGTERM, which we expect, Ray would print a stack as at a crash.
             os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-            job = ray.manager(
-                complete,
-                work_dir,
-                log_dir or "./log",
-                nnodes=nnodes,
-                nproc_per_node=nproc_per_node,
-                resource=resource,
-                grace_period=grace_period,
-                framework=framework,
-                master_port=master_port,
-                log_limit=log_limit,
-                echo=echo,
-                collect="none",
-                display=display,
-                notify=notify,
-            )
+            options = JobOptions.of(complete, work_dir, log_dir or "./log", **asked)
+            job = ray.manager_of(options, resource=resource, collect="none", notify=notify)
         else:
-            job = FMKManager(
-                complete,
-                work_dir,
-                log_dir,
-                nproc_per_node=nproc_per_node,
-                rank_table=rank_table,
-                rank_table_timeout=rank_table_timeout,
-                grace_period=grace_period,
-                framework=framework,
-                nnodes=nnodes,
-                node_rank=node_rank,
-                master_addr=master_addr,
-                master_port=master_port,
-                echo=echo,
-                log_limit=log_limit,
-                display=display,
-                notify=notify,
-            )
+            options = JobOptions.of(complete, work_dir, log_dir, **asked)
+            job = FMKManager.from_options(options, notify=notify)
         return asyncio.run(_Run(job, words, quiet=quiet, verbose=verbose, grace_period=grace_period).run())
     except (RankTableError, PlatformError) as error:
         words.say(f"error: {error}")
@@ -397,7 +367,7 @@ def _print_manifest(
             continue
         options.append(parameter.opts[-1])
         if value is not True:
-            options.append((",".join(value) or "none") if isinstance(value, tuple) else str(value))
+            options.append(str(value))
     try:
         text = volcano_job(
             command,

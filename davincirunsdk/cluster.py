@@ -86,29 +86,6 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What the user asked for about nodes and devices; None means: find out.
-
-    Attributes:
-        rank_table: Rank table file.
-        nproc_per_node: Workers on this node.
-        nnodes: Nodes of the job.
-        node_rank: Place of this node.
-        master_addr: Host or address of node 0.
-        master_port: Port for the rendezvous.
-        rank_table_timeout: Seconds to wait for a complete table.
-    """
-
-    rank_table: Path | None = None
-    nproc_per_node: int | None = None
-    nnodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    rank_table_timeout: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """All that is needed to start one worker.
 

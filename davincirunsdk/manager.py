@@ -11,15 +11,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from davincirunsdk.arguments import absolute, command_words, parse_ranks, seconds, variables, whole_number
-from davincirunsdk.cluster import Wish
 from davincirunsdk.concurrency import Patience, call_in_loop, in_thread, in_thread_or_here, resolve, shield
-from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.logs.events_file import EVENTS_PATIENCE, EventLog
 from davincirunsdk.logs.pump import LogPump
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
+from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.supervision.attempt import WorkerGroup
 from davincirunsdk.supervision.prepare import Launch, prepare
 from davincirunsdk.supervision.verdict import judge
@@ -27,8 +25,10 @@ from davincirunsdk.supervision.worker import spawn_error
 from davincirunsdk.types import Event, JobState, RunResult
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
     from types import TracebackType
+
+    from typing_extensions import Unpack
 
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.output import Sink, Snapshot
@@ -60,24 +60,8 @@ class FMKManager:
         log_dir: Folder of the log files, relative to the caller's folder; None for the platform's
             log folder, or `./log` where it has none.
         output_notebook: Show worker output in the notebook while it runs; no effect elsewhere.
-        nproc_per_node: Workers on this node; by default one per device.
-        rank_table: Rank table file; by default the platform's.
-        grace_period: Seconds between SIGTERM and SIGKILL, for all workers together.
-        env: Extra variables for the workers; they win over the environment.
-        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
-        max_restarts: Only 0 so far.
-        nnodes: Nodes of the job, where no rank table says so.
-        node_rank: Place of this node.
-        master_addr: Host or address of node 0.
-        master_port: Port for the rendezvous; by default any free one.
-        rank_table_timeout: Seconds to wait for a complete rank table.
-        fail_fast: Stop the other workers when one fails. Without it `wait` raises at the first
-            failure and the others go on until `stop`.
-        echo: Ranks to show on standard output: `all`, `none`, or such as `0,2-3`; None shows none.
-        log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
-            out between; None for any number.
-        display: Further arguments for the display; the command line's.
         notify: Takes progress lines while the job is not started yet, such as what is waited for.
+        **keywords: See `JobOptions`, which documents every option once.
 
     Attributes:
         inherits_orphans: True where this process is a sub-reaper (prctl(2)) and has no children but
@@ -89,6 +73,7 @@ class FMKManager:
         PlatformError: The current folder, from which a path is seen, has been removed.
     """
 
+    @spelled_out(NodeKeywords)
     def __init__(
         self,
         command: Sequence[str | os.PathLike[str]],
@@ -96,54 +81,28 @@ class FMKManager:
         log_dir: str | os.PathLike[str] | None = "./log",
         *,
         output_notebook: bool = False,
-        nproc_per_node: int | None = None,
-        rank_table: str | os.PathLike[str] | None = None,
-        grace_period: float = 15.0,
-        env: Mapping[str, str] | None = None,
-        framework: str = "auto",
-        max_restarts: int = 0,
-        nnodes: int | None = None,
-        node_rank: int | None = None,
-        master_addr: str | None = None,
-        master_port: int | None = None,
-        rank_table_timeout: float | None = None,
-        fail_fast: bool = True,
-        echo: str | None = None,
-        log_limit: int | None = None,
-        display: Mapping[str, Any] | None = None,
         notify: Callable[[str], None] | None = None,
+        **keywords: Unpack[NodeKeywords],
     ) -> None:
-        self._command = command_words(command)
-        self._work_dir = absolute("work_dir", work_dir)
-        self._log_dir = None if log_dir is None else absolute("log_dir", log_dir)
-        self._default_log_dir = self._log_dir or absolute("log_dir", "log")
-        self._output_notebook = output_notebook
-        self._wish = Wish(
-            rank_table=None if rank_table is None else absolute("rank_table", rank_table),
-            nproc_per_node=whole_number("nproc_per_node", nproc_per_node, 1),
-            nnodes=whole_number("nnodes", nnodes, 1),
-            node_rank=whole_number("node_rank", node_rank, 0),
-            master_addr=master_addr,
-            master_port=whole_number("master_port", master_port, 1, 65535),
-            rank_table_timeout=(
-                None if rank_table_timeout is None else seconds("rank_table_timeout", rank_table_timeout)
-            ),
-        )
-        if framework not in FRAMEWORKS:
-            raise ValueError(f"framework is {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
-        if max_restarts != 0:
-            raise ValueError(f"max_restarts is {max_restarts!r}: restarts are not offered yet, expected 0")
-        self._grace_period = seconds("grace_period", grace_period)
-        self._extra = variables(env)
-        self._framework = framework
-        self._fail_fast = fail_fast
-        self._echo = echo
-        self._log_limit = whole_number("log_limit", log_limit, 1)
-        self._display = dict(display or {})
-        self._notify = notify or log_notice
-        if echo is not None:
-            parse_ranks(echo)
+        options = JobOptions.of(command, work_dir, log_dir, output_notebook=output_notebook, **keywords)
+        self._set_up(options, notify)
 
+    @classmethod
+    def from_options(cls, options: JobOptions, *, notify: Callable[[str], None] | None = None) -> FMKManager:
+        """Make a manager of options that have been checked before.
+
+        Args:
+            options: What to run.
+            notify: Takes progress lines while the job is not started yet.
+        """
+        manager = cls.__new__(cls)
+        manager._set_up(options, notify)
+        return manager
+
+    def _set_up(self, options: JobOptions, notify: Callable[[str], None] | None) -> None:
+        self._options = options
+        self._notify = notify or log_notice
+        self._fail_fast = options.fail_fast
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: WorkerGroup | None = None
         self._launch: Launch | None = None
@@ -407,9 +366,10 @@ class FMKManager:
 
         inherited = dict(os.environ)
         # Inside another job's worker, too, what the caller gives for this one counts.
-        env = {**without_outer_job(inherited), **self._extra}
+        options = self._options
+        env = {**without_outer_job(inherited), **options.env}
         assert self._loop is not None
-        self._locating = self._loop.create_task(locate(self._wish, env, notify=self._notify))
+        self._locating = self._loop.create_task(locate(options, env, notify=self._notify))
         try:
             cluster = await self._locating
         except asyncio.CancelledError:
@@ -421,15 +381,9 @@ class FMKManager:
         launch = await waits.wait(
             in_thread(
                 lambda: prepare(
-                    self._command,
+                    options,
                     cluster,
-                    work_dir=self._work_dir,
-                    log_dir=self._log_dir or cluster.log_dir or self._default_log_dir,
-                    framework=self._framework,
                     inherited=inherited,
-                    extra=self._extra,
-                    wanted_port=self._wish.master_port,
-                    log_limit=self._log_limit,
                     on_trouble=self._on_trouble,
                 )
             )
@@ -457,7 +411,7 @@ class FMKManager:
             launch.specs,
             pumps,
             mark=launch.mark,
-            grace_period=self._grace_period,
+            grace_period=options.grace_period,
             fail_fast=self._fail_fast,
             inherits_orphans=self.inherits_orphans,
             emit=self._emit,
@@ -465,19 +419,20 @@ class FMKManager:
         return launch
 
     def _open_display(self, launch: Launch) -> None:
-        if self._echo is None and not self._output_notebook:
+        display = self._options.display
+        if not display.on_stream and not display.output_notebook:
             return
-        from davincirunsdk.output import choose_sink
+        from davincirunsdk.output import choose_sink, parse_prefix
 
-        names = {spec.rank: spec.name for spec in launch.specs}
-        echo = None if self._echo is None else parse_ranks(self._echo)
         self._sink = choose_sink(
-            names=names,
+            names={spec.rank: spec.name for spec in launch.specs},
             snapshot=self._snapshot,
-            echo=echo,
-            output_notebook=self._output_notebook,
-            stream=None if self._echo is None else sys.stdout,
-            **self._display,
+            echo=display.ranks if display.on_stream else None,
+            output_notebook=display.output_notebook,
+            stream=sys.stdout if display.on_stream else None,
+            live=display.live,
+            prefix=parse_prefix(display.prefix),
+            colour=display.color,
         )
         if self._sink is not None:
             self._hub.show = self._sink.write
@@ -489,7 +444,7 @@ class FMKManager:
             job_id=self.job_id,
             state=self.state,
             workers=(*self.workers, *self.auxiliaries),
-            log_dir=self._launch.log_dir if self._launch is not None else self._default_log_dir,
+            log_dir=self._launch.log_dir if self._launch is not None else self._options.default_log_dir,
             report=str(self._error) if self._error is not None else "",
         )
 

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from rank_table_samples import sample
 
-from davincirunsdk.cluster import Cluster, Wish
+from davincirunsdk.options import Wish
 from davincirunsdk.platforms import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from davincirunsdk.cluster import Cluster
 
 
 def make_root(root: Path, npus: Iterable[int] = ()) -> Path:

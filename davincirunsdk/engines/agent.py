@@ -179,7 +179,7 @@ class NodeAgent:
                 folder = await in_thread(lambda: Path(tempfile.mkdtemp(prefix="davincirun-")).absolute())
                 guardian.watch_folder(folder)
                 await in_thread((folder / "hccl.json").write_text, table)
-            elif plan.nnodes > 1:
+            elif (plan.options.nnodes or 1) > 1:
                 await in_thread(self._refuse_platform_table)
             manager = _manager(plan, folder / "hccl.json" if folder is not None else None)
             async with manager:
@@ -276,21 +276,10 @@ class _Outbox:
 
 
 def _manager(plan: NodePlan, table: Path | None) -> FMKManager:
-    return FMKManager(
-        plan.command,
-        plan.work_dir,
-        plan.log_dir,
-        nproc_per_node=plan.nproc_per_node if table is None else None,
-        rank_table=table,
-        grace_period=plan.grace_period,
-        env=plan.env,
-        framework=plan.framework,
-        nnodes=plan.nnodes,
-        node_rank=plan.node_rank,
-        master_addr=plan.master_addr,
-        master_port=plan.master_port,
-        log_limit=plan.log_limit,
-    )
+    options = plan.options
+    if table is not None:
+        options = replace(options, rank_table=table, nproc_per_node=None)
+    return FMKManager.from_options(options)
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

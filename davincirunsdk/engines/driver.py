@@ -5,31 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import sys
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from davincirunsdk import __version__
-from davincirunsdk.arguments import command_words, parse_ranks, whole_number
 from davincirunsdk.concurrency import Patience, in_thread, resolve, shield
 from davincirunsdk.engines.joint import judge, table_of
 from davincirunsdk.engines.messages import NodePlan
-from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
 from davincirunsdk.host import machine
 from davincirunsdk.logs.events_file import EVENTS_PATIENCE, EventLog
 from davincirunsdk.logs.file import LogFile, open_log_files
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
+from davincirunsdk.options import Display, JobKeywords, JobOptions, parse_ranks, refuse_unknown, spelled_out
 from davincirunsdk.types import Event, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
+
+    from typing_extensions import Unpack
 
     from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
     from davincirunsdk.output import Sink, Snapshot
@@ -145,23 +144,17 @@ class NodesManager:
         work_dir: Folder the workers run in, on every node; relative to the caller's folder.
         log_dir: Folder of the log files, on every node; relative to the caller's folder. None for
             the platform's. The events of all nodes are written there here, beside the driver.
-        nproc_per_node: Workers per node; by default one per NPU.
-        grace_period: Seconds between SIGTERM and SIGKILL.
-        env: Extra variables for the workers; otherwise they have their node's environment.
-        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
-        master_port: Port for the rendezvous; by default one that was free on node 0.
-        log_limit: Bytes that a log file may have, None for any number; see `FMKManager`.
-        echo: Ranks to show on standard output: `all`, `none`, or such as `0,2-3`; None shows none.
         collect: Ranks whose output is brought here for `logs`, written as for `echo`; by default
             all. All output is in the log files on the nodes in any case.
-        display: Further arguments for the display; the command line's.
         notify: Takes progress lines while the job is not started yet.
+        **keywords: See `JobOptions`, which documents every option once.
 
     Raises:
         TypeError: `command` is one string.
         ValueError: `command` is empty, or another argument has no sense.
     """
 
+    @spelled_out(JobKeywords)
     def __init__(
         self,
         placement: Placement,
@@ -169,38 +162,47 @@ class NodesManager:
         work_dir: str | os.PathLike[str] = "./",
         log_dir: str | os.PathLike[str] | None = "./log",
         *,
-        nproc_per_node: int | None = None,
-        grace_period: float = 15.0,
-        env: Mapping[str, str] | None = None,
-        framework: str = "auto",
-        master_port: int | None = None,
-        log_limit: int | None = None,
-        echo: str | None = None,
         collect: str = "all",
-        display: Mapping[str, Any] | None = None,
         notify: Callable[[str], None] | None = None,
+        **keywords: Unpack[JobKeywords],
+    ) -> None:
+        refuse_unknown(keywords, JobKeywords.__annotations__)
+        self._set_up(placement, JobOptions.of(command, work_dir, log_dir, **keywords), collect, notify)
+
+    @classmethod
+    def from_options(
+        cls,
+        placement: Placement,
+        options: JobOptions,
+        *,
+        collect: str = "all",
+        notify: Callable[[str], None] | None = None,
+    ) -> NodesManager:
+        """Make a manager of options that have been checked before.
+
+        Args:
+            placement: The engine's nodes.
+            options: What to run.
+            collect: Ranks whose output is brought here for `logs`.
+            notify: Takes progress lines while the job is not started yet.
+        """
+        manager = cls.__new__(cls)
+        manager._set_up(placement, options, collect, notify)
+        return manager
+
+    def _set_up(
+        self,
+        placement: Placement,
+        options: JobOptions,
+        collect: str,
+        notify: Callable[[str], None] | None,
     ) -> None:
         from davincirunsdk.platforms import job_id
 
         self._placement = placement
-        self._job_id = job_id(os.environ)
-        self._command = command_words(command)
-        self._work_dir = Path(work_dir).absolute()
-        self._log_dir = None if log_dir is None else Path(log_dir).absolute()
-        self._nproc_per_node = whole_number("nproc_per_node", nproc_per_node, 1)
-        if not 0 <= grace_period < math.inf:
-            raise ValueError(f"grace_period is {grace_period!r}: expected seconds, 0 or more")
-        if framework not in FRAMEWORKS:
-            raise ValueError(f"framework is {framework!r}: expected one of {', '.join(FRAMEWORKS)}")
-        self._grace_period = float(grace_period)
-        self._env = {str(name): str(value) for name, value in (env or {}).items()}
-        self._framework = framework
-        self._master_port = whole_number("master_port", master_port, 1, 65535)
-        self._log_limit = whole_number("log_limit", log_limit, 1)
-        self._echo = None if echo is None else parse_ranks(echo)
-        self._shows = echo is not None
+        self._options = options
+        self._job_id = options.name or job_id(os.environ)
         self._collect = parse_ranks(collect)
-        self._display = dict(display or {})
         self._notify = notify or (lambda text: logger.warning("%s", text))
 
         self._members: list[Member] = []
@@ -378,30 +380,29 @@ class NodesManager:
     async def _plan(self, handles: Sequence[NodeHandle]) -> None:
         """Ask all nodes what they have, and settle who is which node and where they meet."""
         try:
-            facts = await asyncio.gather(*(handle.inspect(self._nproc_per_node) for handle in handles))
+            facts = await asyncio.gather(
+                *(handle.inspect(self._options.nproc_per_node) for handle in handles)
+            )
         except NodeLostError as error:
             raise PlatformError(f"a node was lost before the job began: {error}; start it again") from None
         self._table, order = await in_thread(table_of, facts)
         members = [Member(handle=handles[place], facts=facts[place]) for place in order]
-        per_node = _workers_per_node([member.facts for member in members], self._nproc_per_node)
+        per_node = _workers_per_node([member.facts for member in members], self._options.nproc_per_node)
         wanted = self._wanted_ranks()
         held = min(_MOST_OUTPUT, max(_LEAST_OUTPUT, _OUTPUT_BYTES // len(members)))
         for node_rank, member in enumerate(members):
             member.node_rank = node_rank
             member.plan = NodePlan(
-                command=self._command,
-                work_dir=str(self._work_dir),
-                log_dir=None if self._log_dir is None else str(self._log_dir),
-                nproc_per_node=per_node,
-                grace_period=self._grace_period,
-                env=self._env,
-                framework=self._framework,
-                nnodes=len(members),
-                node_rank=node_rank,
-                master_addr=members[0].facts.address,
-                master_port=self._master_port or members[0].facts.port,
+                options=replace(
+                    self._options,
+                    nproc_per_node=per_node,
+                    nnodes=len(members),
+                    node_rank=node_rank,
+                    master_addr=members[0].facts.address,
+                    master_port=self._options.master_port or members[0].facts.port,
+                    display=Display(),
+                ),
                 wanted_ranks=wanted,
-                log_limit=self._log_limit,
                 held_bytes=held,
             )
         self._members = members
@@ -412,9 +413,8 @@ class NodesManager:
 
     def _wanted_ranks(self) -> frozenset[int] | None:
         """Tell whose output the nodes have to send; None means all."""
-        if self._collect is None or (self._shows and self._echo is None):
-            return None
-        return self._collect | (self._echo or frozenset())
+        shown = self._options.display.ranks
+        return None if self._collect is None or shown is None else self._collect | shown
 
     async def _supervise(self) -> None:
         waits = Patience(self._request_stop)
@@ -526,7 +526,7 @@ class NodesManager:
             self._emit(Event(kind="stopping", time=time.time(), detail=reason))
             loop = asyncio.get_running_loop()
             assert self._overdue is not None
-            loop.call_later(self._grace_period + _SLACK, resolve, self._overdue, None)
+            loop.call_later(self._options.grace_period + _SLACK, resolve, self._overdue, None)
         for member in self._living():
             if (now or not member.stop_sent) and member is not but:
                 member.stop_sent = True
@@ -561,18 +561,25 @@ class NodesManager:
         )
 
     def _open_display(self) -> None:
-        if not self._shows:
+        display = self._options.display
+        if not display.on_stream:
             return
-        from davincirunsdk.output import choose_sink
+        from davincirunsdk.output import choose_sink, parse_prefix
 
         names = {-1: "scheduler"}
         for member in self._members:
             assert member.plan is not None
-            per_node = member.plan.nproc_per_node or 0
+            per_node = member.plan.options.nproc_per_node or 0
             for rank in range(member.node_rank * per_node, (member.node_rank + 1) * per_node):
                 names[rank] = f"node {member.node_rank} rank {rank}"
         self._sink = choose_sink(
-            names=names, snapshot=self._snapshot, echo=self._echo, stream=sys.stdout, **self._display
+            names=names,
+            snapshot=self._snapshot,
+            echo=display.ranks,
+            stream=sys.stdout,
+            live=display.live,
+            prefix=parse_prefix(display.prefix),
+            colour=display.color,
         )
         if self._sink is not None:
             self._hub.show = self._sink.write
@@ -581,7 +588,7 @@ class NodesManager:
         """Open the events file; a driver without a disk for it is no reason to start nothing."""
 
         def open_file() -> LogFile:
-            folder = (self._log_dir or Path("log")).absolute()
+            folder = self._options.default_log_dir
             folder.mkdir(parents=True, exist_ok=True)
             # Not the name that an agent on this host takes for its own part.
             endings, name = ["-nodes-events.jsonl"], self._job_id.replace(os.sep, "_")
@@ -604,7 +611,7 @@ class NodesManager:
             job_id=self.job_id,
             state=self.state,
             workers=(*self.workers, *self.auxiliaries),
-            log_dir=self._log_dir or Path("log"),
+            log_dir=self._options.default_log_dir,
             report=str(self._error) if self._error is not None else "",
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from davincirunsdk.errors import DavinciRunError
+    from davincirunsdk.options import JobOptions
     from davincirunsdk.types import Event, LogBlock, RunResult, WorkerStatus
 
 
@@ -36,35 +37,13 @@ class NodePlan:
     """What an agent is to start.
 
     Attributes:
-        command: Words of the command.
-        work_dir: Folder the workers run in.
-        log_dir: Folder of their log files, None for the platform's.
-        nproc_per_node: Workers per node, None where a rank table settles it.
-        grace_period: Seconds between SIGTERM and SIGKILL.
-        env: Extra variables for the workers.
-        framework: See `FMKManager`.
-        nnodes: Nodes of the job.
-        node_rank: Place of this node.
-        master_addr: Address of node 0.
-        master_port: Port for the rendezvous.
+        options: What the user asked for, with the place of this node in it.
         wanted_ranks: Ranks whose output is to be sent, None for all.
-        log_limit: Bytes that a log file may have, None for any number.
         held_bytes: Output that may wait to be sent; the rest is left out and counted.
     """
 
-    command: tuple[str, ...]
-    work_dir: str
-    log_dir: str | None
-    nproc_per_node: int | None
-    grace_period: float
-    env: dict[str, str]
-    framework: str
-    nnodes: int
-    node_rank: int
-    master_addr: str
-    master_port: int
+    options: JobOptions
     wanted_ranks: frozenset[int] | None
-    log_limit: int | None
     held_bytes: int
 
 

@@ -19,14 +19,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from davincirunsdk.arguments import whole_number
 from davincirunsdk.concurrency import Patience, in_thread
 from davincirunsdk.engines.agent import NodeAgent
 from davincirunsdk.engines.driver import NodeLostError, NodesManager
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.options import JobKeywords, JobOptions, refuse_unknown, spelled_out, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from typing_extensions import Unpack
 
     from davincirunsdk.engines.driver import NodeHandle
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
@@ -64,25 +66,19 @@ _LAST_WORDS = 0.5
 """Seconds that an agent without a raylet stays, for its last report to reach the driver."""
 
 
+@spelled_out(JobKeywords)
 def manager(
     command: Sequence[str | os.PathLike[str]],
     work_dir: str | os.PathLike[str] = "./",
     log_dir: str | os.PathLike[str] | None = "./log",
     *,
     nnodes: int,
-    nproc_per_node: int | None = None,
     resource: str = "NPU",
     address: str | None = None,
     placement_timeout: float = 300.0,
-    grace_period: float = 15.0,
-    env: Mapping[str, str] | None = None,
-    framework: str = "auto",
-    master_port: int | None = None,
-    log_limit: int | None = None,
-    echo: str | None = None,
     collect: str = "all",
-    display: Mapping[str, Any] | None = None,
     notify: Callable[[str], None] | None = None,
+    **keywords: Unpack[JobKeywords],
 ) -> NodesManager:
     """Describe a job over a Ray cluster, to be used as `async with manager(...) as job`.
 
@@ -91,20 +87,13 @@ def manager(
         work_dir: See there.
         log_dir: See there.
         nnodes: Nodes of the job.
-        nproc_per_node: Workers per node; by default one per NPU of a node.
         resource: Ray's name of what a worker occupies: `NPU`, or `CPU` to run without NPUs.
         address: Of the cluster's head; by default RAY_ADDRESS, or the cluster on this machine. A
             program that is connected already stays with its cluster.
         placement_timeout: Seconds to wait for nodes that are free.
-        grace_period: See there.
-        env: See there.
-        framework: See there.
-        master_port: See there.
-        log_limit: See there.
-        echo: See there.
         collect: See there.
-        display: See there.
         notify: See there.
+        **keywords: See `JobOptions`, which documents every option once.
 
     Returns:
         The manager, not started yet.
@@ -113,38 +102,57 @@ def manager(
         TypeError: As for `NodesManager`.
         ValueError: As for `NodesManager`.
     """
-    count = whole_number("nnodes", nnodes, 1)
-    assert count is not None
+    refuse_unknown(keywords, JobKeywords.__annotations__)
+    options = JobOptions.of(command, work_dir, log_dir, nnodes=whole_number("nnodes", nnodes, 1), **keywords)
+    return manager_of(
+        options,
+        resource=resource,
+        address=address,
+        placement_timeout=placement_timeout,
+        collect=collect,
+        notify=notify,
+    )
+
+
+def manager_of(
+    options: JobOptions,
+    *,
+    resource: str = "NPU",
+    address: str | None = None,
+    placement_timeout: float = 300.0,
+    collect: str = "all",
+    notify: Callable[[str], None] | None = None,
+) -> NodesManager:
+    """Do what `manager` does with options that have been checked before; `nnodes` must be among them.
+
+    Args:
+        options: What to run.
+        resource: See `manager`, as for all others.
+        address: See there.
+        placement_timeout: See there.
+        collect: See there.
+        notify: See there.
+
+    Raises:
+        ValueError: Something that a job over a cluster needs was not given.
+    """
+    if options.nnodes is None:
+        raise ValueError("nnodes is missing: expected the number of nodes that the job is to have")
     if resource not in ("NPU", "CPU"):
         raise ValueError(f"resource is {resource!r}: expected NPU or CPU")
-    if resource == "CPU" and nproc_per_node is None:
+    if resource == "CPU" and options.nproc_per_node is None:
         raise ValueError(
-            "nproc_per_node is missing: without NPUs nothing else tells how many workers to start"
+            "nproc_per_node is missing: without NPUs nothing else says how many workers to start"
         )
     placement = RayPlacement(
-        nnodes=count,
-        nproc_per_node=nproc_per_node,
+        nnodes=options.nnodes,
+        nproc_per_node=options.nproc_per_node,
         resource=resource,
         address=address,
         timeout=placement_timeout,
         notify=notify or (lambda text: logger.warning("%s", text)),
     )
-    return NodesManager(
-        placement,
-        command,
-        work_dir,
-        log_dir,
-        nproc_per_node=nproc_per_node,
-        grace_period=grace_period,
-        env=env,
-        framework=framework,
-        master_port=master_port,
-        log_limit=log_limit,
-        echo=echo,
-        collect=collect,
-        display=display,
-        notify=notify,
-    )
+    return NodesManager.from_options(placement, options, collect=collect, notify=notify)
 
 
 def _called_like(

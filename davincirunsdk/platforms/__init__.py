@@ -16,7 +16,8 @@ from davincirunsdk.platforms.paths import job_id, log_root
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from davincirunsdk.cluster import Cluster, Wish
+    from davincirunsdk.cluster import Cluster
+    from davincirunsdk.options import Wish
     from davincirunsdk.platforms.site import Platform, Site
     from davincirunsdk.rank_table import RankTable
 

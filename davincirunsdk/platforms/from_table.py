@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from davincirunsdk.cluster import Wish
+    from davincirunsdk.options import Wish
     from davincirunsdk.rank_table import RankTable
 
 

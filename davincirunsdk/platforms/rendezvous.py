@@ -9,7 +9,7 @@ from davincirunsdk.platforms.site import whole
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from davincirunsdk.cluster import Wish
+    from davincirunsdk.options import Wish
     from davincirunsdk.platforms.site import Site
 
 LOOPBACK = "127.0.0.1"

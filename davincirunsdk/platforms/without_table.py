@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from davincirunsdk.cluster import Wish
+    from davincirunsdk.options import Wish
 
 _log = logging.getLogger("davincirunsdk")
 

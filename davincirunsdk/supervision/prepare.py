@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from davincirunsdk.cluster import Cluster
+    from davincirunsdk.options import JobOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +47,18 @@ class Launch:
 
 
 def prepare(
-    command: tuple[str, ...],
+    options: JobOptions,
     cluster: Cluster,
     *,
-    work_dir: Path,
-    log_dir: Path,
-    framework: str,
     inherited: Mapping[str, str],
-    extra: Mapping[str, str],
-    wanted_port: int | None,
-    log_limit: int | None,
     on_trouble: Callable[[str], None],
 ) -> Launch:
     """Make folders, choose a port, build environments, open log files; blocking, for a thread.
 
     Args:
-        command: Words of the command.
+        options: What the user asked for.
         cluster: The job's nodes, and which is this one.
-        work_dir: Folder the workers run in.
-        log_dir: Folder of their log files.
-        framework: See `environment.FRAMEWORKS`.
         inherited: The launcher's environment.
-        extra: Variables that the user gave for this job.
-        wanted_port: The port that the user asked for, None when any will do.
-        log_limit: Bytes that a log file may have, None for any number.
         on_trouble: Takes a sentence when a log file loses bytes.
 
     Returns:
@@ -79,13 +68,15 @@ def prepare(
         WorkerSpawnError: The command is not there or cannot be executed.
         PlatformError: A folder cannot be made, or the port is taken.
     """
+    command, work_dir, framework, extra = options.command, options.work_dir, options.framework, options.env
+    log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
     _make_folder(work_dir, "work_dir")
     _check_command(command, work_dir, {**inherited, **extra})
     _make_folder(log_dir, "log_dir")
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()
     mark = f"{outer}/{own}" if outer else own
-    port = _choose_port(cluster, wanted_port)
+    port = _choose_port(cluster, options.master_port)
     cores = len(os.sched_getaffinity(0))
     environments = [
         worker_environment(
@@ -110,14 +101,13 @@ def prepare(
         endings.insert(0, "-scheduler.txt")
 
     def open_file(path: Path) -> LogFile:
-        if log_limit is None or path.suffix != ".txt":
+        if options.log_limit is None or path.suffix != ".txt":
             return LogFile(path, on_trouble)
-        return LimitedLogFile(path, on_trouble, log_limit)
+        return LimitedLogFile(path, on_trouble, options.log_limit)
 
     try:
-        job_id, (events, *files) = open_log_files(
-            log_dir, cluster.job_id.replace(os.sep, "_"), ["-events.jsonl", *endings], open_file
-        )
+        name = options.name or cluster.job_id.replace(os.sep, "_")
+        job_id, (events, *files) = open_log_files(log_dir, name, ["-events.jsonl", *endings], open_file)
     except OSError as error:
         raise PlatformError(
             f"log_dir {log_dir}: a log file cannot be opened: {error.filename}: {explain(error)}; "

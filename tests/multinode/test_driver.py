@@ -74,7 +74,8 @@ class Odd(NodeAgent):
 
     async def start(self, plan: NodePlan, table: str) -> NodeStarted:
         """Start what this node makes of the plan."""
-        return await super().start(replace(plan, **self._changes), table)  # type: ignore[arg-type] # of any field
+        options = replace(plan.options, **self._changes)  # type: ignore[arg-type] # of any field
+        return await super().start(replace(plan, options=options), table)
 
 
 class Silent(NodeAgent):
@@ -205,7 +206,7 @@ async def test_a_command_that_one_node_cannot_start_ends_all(tmp_path: Path) -> 
     ("changes", "kind", "said"),
     [
         ({"command": ("no-such-command",)}, WorkerSpawnError, "command not found: 'no-such-command'"),
-        ({"log_dir": "/dev/null/log"}, PlatformError, "/dev/null/log"),
+        ({"log_dir": Path("/dev/null/log")}, PlatformError, "/dev/null/log"),
     ],
     ids=["command not there", "log folder not writable"],
 )

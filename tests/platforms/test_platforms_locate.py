@@ -12,9 +12,9 @@ import pytest
 from platform_host import devices, located, make_root, put_sample
 from rank_table_samples import sample, table
 
-from davincirunsdk.cluster import Wish
 from davincirunsdk.errors import PlatformError, RankTableError, RankTableTimeoutError
 from davincirunsdk.host import machine
+from davincirunsdk.options import Wish
 from davincirunsdk.platforms import job_id, locate, log_root
 from davincirunsdk.rank_table import dump, parse
 
@@ -505,7 +505,7 @@ async def test_log_folder_of_the_platform(tmp_path: Path) -> None:
 def test_import_is_cheap() -> None:
     """Importing the platforms, and locating without a table, loads none of the heavy libraries."""
     program = (
-        "import asyncio, sys; from davincirunsdk.platforms import locate; from davincirunsdk.cluster "
+        "import asyncio, sys; from davincirunsdk.platforms import locate; from davincirunsdk.options "
         "import Wish; "
         "asyncio.run(locate(Wish(nproc_per_node=1), {}, notify=print)); "
         "print([m for m in ('anyio', 'psutil', 'click', 'msgspec', 'aiofiles', 'rich') if m in sys.modules])"

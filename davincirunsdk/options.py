@@ -1,0 +1,475 @@
+"""All that a user may ask for: each option once, checked once, before anything is done.
+
+To add an option: its type, as a user writes it, in `JobKeywords` (in `NodeKeywords` if only a start
+on this node can take it); its field, with its check and a line of documentation, in `JobOptions` (or
+`Display`, or `Wish` for what the search for nodes and devices needs); a decorator of the same name in
+`cli/options.py`. The managers, the blocking calls and their awaitable twins, and what is sent to
+other nodes carry the whole object: the place that uses the option reads it there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+
+from davincirunsdk.environment.worker import FRAMEWORKS
+from davincirunsdk.errors import PlatformError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ColourChoice = Literal["auto", "always", "never"]
+C = TypeVar("C", bound=Callable[..., object])
+T = TypeVar("T")
+
+
+class JobKeywords(TypedDict, total=False):
+    """Keywords of every call that starts a job, on one node or on many; see `JobOptions`."""
+
+    nproc_per_node: int | None
+    master_port: int | None
+    name: str | None
+    grace_period: float
+    env: Mapping[str, str] | None
+    framework: str
+    fail_fast: bool
+    log_limit: int | None
+    echo: str | None
+    prefix: str
+    color: ColourChoice
+    live: bool
+
+
+class NodeKeywords(JobKeywords, total=False):
+    """Keywords of the calls that start this node's part of a job; see `JobOptions`."""
+
+    rank_table: str | os.PathLike[str] | None
+    rank_table_timeout: float | None
+    nnodes: int | None
+    node_rank: int | None
+    master_addr: str | None
+
+
+def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Check a command and return its words.
+
+    Raises:
+        TypeError: It is one string, or holds something that is neither string nor path-like.
+        ValueError: It is empty.
+    """
+    given: object = command
+    if isinstance(given, str):
+        raise TypeError(
+            f"command is one string: {given!r}; expected a list of words, write {given.split()!r}"
+        )
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise TypeError(f"command is {given!r}: expected a list of words such as ['python', 'train.py']")
+    words = []
+    for word in cast("Iterable[object]", given):
+        if not isinstance(word, (str, os.PathLike)):
+            raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
+        words.append(os.fsdecode(word))
+        if "\0" in words[-1]:
+            raise ValueError(f"command holds a NUL character: {word!r}; no program can be given one")
+    if not words or not words[0]:
+        raise ValueError("command is empty: expected a list of words such as ['python', 'train.py']")
+    return tuple(words)
+
+
+def parse_ranks(text: str) -> frozenset[int] | None:
+    """Read a choice of ranks.
+
+    Args:
+        text: `all`, `none`, `0`, or for example `0,2-3`.
+
+    Returns:
+        The ranks, None for all.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if text == "all":
+        return None
+    if text == "none":
+        return frozenset()
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
+            raise ValueError(f"{part!r} in {text!r} is not a rank: expected all, none, or for example 0,2-3")
+        if dash and int(last) < int(first):
+            raise ValueError(f"{part!r} in {text!r} runs backwards: expected the smaller rank first")
+        if len(first) > 9 or len(last) > 9:
+            raise ValueError(f"{part!r} in {text!r} is out of range: expected ranks of the job")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return frozenset(ranks)
+
+
+def parse_prefix(text: str) -> tuple[str, ...]:
+    """Read what stands before each line: see `output.parse_prefix`."""
+    from davincirunsdk.output import parse_prefix as parse
+
+    return parse(text)
+
+
+def absolute(name: str, path: object) -> Path:
+    """Turn a path seen from the current folder into one that holds wherever it is seen from.
+
+    Raises:
+        PlatformError: The current folder has been removed.
+        TypeError: It is not a path.
+        ValueError: It is empty or holds a NUL.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{name} is {path!r}: expected a path")
+    text = os.fsdecode(path)
+    if not text or "\0" in text:
+        raise ValueError(f"{name} is {text!r}: expected a path")
+    try:
+        return Path(text).absolute()
+    except FileNotFoundError:
+        raise PlatformError(
+            f"{name} {path} is seen from the current folder, which does not exist any more: change to another"
+        ) from None
+
+
+def seconds(name: str, value: object) -> float:
+    """Check a time span.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is negative, infinite or not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}: expected seconds, 0 or more")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value}: expected seconds, 0 or more")
+    return float(value)
+
+
+def variables(name: str, env: object) -> dict[str, str]:
+    """Check variables for the workers; no message shows a value.
+
+    Raises:
+        TypeError: It is not a mapping of names to texts or numbers.
+        ValueError: A name or value cannot be given to a process.
+    """
+    if not isinstance(env, Mapping):
+        raise TypeError(f"{name} is a {type(env).__name__}: expected a mapping such as {{'NAME': 'value'}}")
+    checked = {}
+    for key, value in cast("Mapping[object, object]", env).items():
+        if not isinstance(key, str) or not isinstance(value, (str, int, float, os.PathLike)):
+            raise TypeError(f"{name} holds {key!r} with a {type(value).__name__}: expected strings")
+        checked[key] = text = os.fsdecode(value) if isinstance(value, os.PathLike) else str(value)
+        if not key or "=" in key or "\0" in key + text:
+            raise ValueError(
+                f"{name} holds {key!r}: a name must not be empty, hold '=' or NUL, nor a value NUL"
+            )
+    return checked
+
+
+def whole_number(name: str, value: object, least: int, most: float = math.inf) -> int:
+    """Check a number.
+
+    Raises:
+        TypeError: It is not a whole number.
+        ValueError: It is out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}: expected a whole number")
+    if not least <= value <= most:
+        limit = f"{least} or more" if most == math.inf else f"{least} to {most}"
+        raise ValueError(f"{name} is {value}: expected {limit}")
+    return value
+
+
+def number(least: int, most: float = math.inf) -> Callable[[str, object], int]:
+    """Make the check of a whole number from `least` to `most`."""
+    return lambda name, value: whole_number(name, value, least, most)
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str, object], Any]:
+    """Make the check of a choice.
+
+    Args:
+        choices: All that may be given.
+    """
+
+    def check(name: str, value: object) -> object:
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
+        return value
+
+    return check
+
+
+def flag(name: str, value: object) -> bool:
+    """Check a yes or no.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}: expected True or False")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """Check a text.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is empty or holds a control character.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}: expected a string")
+    if not value.strip() or not value.isprintable():
+        raise ValueError(f"{name} is {value!r}: expected a text without control characters")
+    return value
+
+
+def job_name(name: str, value: object) -> str:
+    """Check the name of a job, which names files, too.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: No file can be named so.
+    """
+    word = text(name, value)
+    if "/" in word or word.startswith((".", "-")) or len(os.fsencode(word)) > 100:
+        raise ValueError(
+            f"{name} is {value!r}: expected a name for log files: without '/', not beginning with '.' or "
+            "'-', at most 100 bytes long"
+        )
+    return word
+
+
+def _text_that(parse: Callable[[str], object], example: str) -> Callable[[str, object], str]:
+    """Make the check of a text that another function can read."""
+
+    def check(name: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}: expected a string such as {example!r}")
+        try:
+            parse(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        return value
+
+    return check
+
+
+def option(default: T, check: Callable[[str, object], T], *, shown: object = MISSING) -> T:
+    """Declare a field that a user may set.
+
+    Args:
+        default: What counts when it is not given, or given as None.
+        check: Takes name and value, returns what the field holds, refuses everything else.
+        shown: Default in the signatures of calls, where it is not `default`.
+    """
+    metadata = {"check": check, "shown": default if shown is MISSING else shown}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
+    """What of the workers' output is shown, and how.
+
+    Attributes:
+        echo: Ranks to show on standard output: `all`, `none`, or for example `0,2-3`. The blocking
+            calls show all outside a notebook.
+        output_notebook: Show a panel in the notebook while the job runs, with the ranks of `echo`,
+            with all if that is `none`; no effect elsewhere.
+        prefix: What stands before each line: `rank`, `time`, `host`, with commas between them, or
+            `none`.
+        color: `auto`, `always` or `never`; `auto` colours on a terminal unless NO_COLOR is set.
+        live: Show a table of the workers, below it their lines, where the output is a terminal.
+    """
+
+    echo: str = option("none", _text_that(parse_ranks, "0,2-3"), shown=None)
+    output_notebook: bool = option(False, flag)
+    prefix: str = option("rank", _text_that(parse_prefix, "time,rank"))
+    color: ColourChoice = option("auto", one_of(("auto", "always", "never")))
+    live: bool = option(False, flag)
+
+    @property
+    def on_stream(self) -> bool:
+        """True when something is to be shown on standard output."""
+        return self.ranks is None or bool(self.ranks)
+
+    @property
+    def ranks(self) -> frozenset[int] | None:
+        """The ranks of `echo`, None for all."""
+        return parse_ranks(self.echo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user asked for about nodes and devices; None means: find out.
+
+    Attributes:
+        rank_table: Rank table file; by default the platform's.
+        rank_table_timeout: Seconds to wait for a complete rank table.
+        nproc_per_node: Workers on each node; by default one per device.
+        nnodes: Nodes of the job, where no rank table says so.
+        node_rank: Place of this node.
+        master_addr: Host or address of node 0.
+        master_port: Port for the rendezvous; by default any free one.
+    """
+
+    rank_table: Path | None = option(None, absolute)
+    rank_table_timeout: float | None = option(None, seconds)
+    nproc_per_node: int | None = option(None, number(1))
+    nnodes: int | None = option(None, number(1))
+    node_rank: int | None = option(None, number(0))
+    master_addr: str | None = option(None, text)
+    master_port: int | None = option(None, number(1, 65535))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions(Wish):
+    """One job as its user wants it; `Wish` and `Display` list the rest of the keywords.
+
+    Attributes:
+        command: Words of the command; relative paths in it are seen from `work_dir`.
+        work_dir: Folder the workers run in, made if missing.
+        log_dir: Folder of the log files; None for the platform's, or `default_log_dir` where it has
+            none.
+        default_log_dir: `./log`, seen from the caller's folder.
+        name: Name of the job, first part of its log files' names; by default the platform's job id,
+            or the host's name.
+        grace_period: Seconds between SIGTERM and SIGKILL, for all workers together.
+        env: Extra variables for the workers; they come on top of the environment and win over it.
+        framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
+        fail_fast: Stop the other workers when one fails. Without it `wait` raises at the first
+            failure and the others go on until `stop`.
+        log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
+            out between; None for any number.
+        display: What is shown of the workers' output.
+    """
+
+    command: tuple[str, ...]
+    work_dir: Path
+    log_dir: Path | None
+    default_log_dir: Path
+    name: str | None = option(None, job_name)
+    grace_period: float = option(15.0, seconds)
+    # Values of variables appear nowhere, so not in a repr either.
+    env: dict[str, str] = field(
+        default_factory=dict, repr=False, metadata={"check": variables, "shown": None}
+    )
+    framework: str = option("auto", one_of(FRAMEWORKS))
+    fail_fast: bool = option(True, flag)
+    log_limit: int | None = option(None, number(1))
+    display: Display = field(default_factory=Display)
+
+    @classmethod
+    def of(
+        cls,
+        command: Sequence[str | os.PathLike[str]],
+        work_dir: str | os.PathLike[str] = "./",
+        log_dir: str | os.PathLike[str] | None = "./log",
+        **keywords: object,
+    ) -> JobOptions:
+        """Check what a user gave.
+
+        Args:
+            command: Words of the command, strings or path-likes.
+            work_dir: Folder the workers run in, relative to the caller's folder.
+            log_dir: Folder of the log files, relative to the caller's folder; None for the
+                platform's.
+            **keywords: Those of `NodeKeywords`, and `output_notebook`; None means the default.
+
+        Returns:
+            The options.
+
+        Raises:
+            TypeError: `command` is one string, another argument is of a wrong kind, or a keyword is
+                unknown.
+            ValueError: `command` is empty, or another argument is out of range.
+            PlatformError: The current folder, from which a path is seen, has been removed.
+        """
+        words = command_words(command)
+        display = _checked(Display, keywords)
+        rest = {name: value for name, value in keywords.items() if name not in _names(Display)}
+        refuse_unknown(rest, _names(cls))
+        given = None if log_dir is None else absolute("log_dir", log_dir)
+        return cls(
+            command=words,
+            work_dir=absolute("work_dir", work_dir),
+            log_dir=given,
+            default_log_dir=given or absolute("log_dir", "log"),
+            display=Display(**display),
+            **_checked(cls, rest),
+        )
+
+
+def spelled_out(keywords: type, but: tuple[str, ...] = ()) -> Callable[[C], C]:
+    """Show every option in the signature of a call that takes them as `**keywords`: `help` asks there.
+
+    Args:
+        keywords: The `TypedDict` of its keywords.
+        but: Options that the call settles itself.
+    """
+
+    def spell_out(call: C) -> C:
+        signature = inspect.signature(call)
+        parameters = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        defaults = {
+            one.name: one.metadata["shown"] for kind in (Display, JobOptions) for one in _fields(kind)
+        }
+        parameters += [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults[name],
+                annotation=getattr(hint, "__forward_arg__", hint),
+            )
+            for name, hint in keywords.__annotations__.items()
+            if name not in but
+        ]
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # inspect reads it
+        return call
+
+    return spell_out
+
+
+def refuse_unknown(given: Mapping[str, object], known: Iterable[str]) -> None:
+    """Refuse keywords that nobody would look at.
+
+    Raises:
+        TypeError: There is one; the text names the nearest that is known.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
+            raise TypeError(f"unexpected keyword argument {name!r}: {meant}")
+
+
+def _fields(kind: type) -> list[Field[Any]]:
+    """List the fields that a user may set."""
+    return [one for one in fields(kind) if "check" in one.metadata]
+
+
+def _names(kind: type) -> list[str]:
+    return [one.name for one in _fields(kind)]
+
+
+def _checked(kind: type, keywords: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        one.name: one.metadata["check"](one.name, keywords[one.name])
+        for one in _fields(kind)
+        if keywords.get(one.name) is not None
+    }
