@@ -16,11 +16,14 @@ class Device:
     Attributes:
         device_id: Number of the NPU on its node (physical), or the slot's number.
         rank: Rank of the worker bound to it.
+        local_rank: Place of the device among those that the node's workers see, in ascending order:
+            the number by which a framework opens it.
         device_ip: Address of the NPU for HCCL, "" when unknown.
     """
 
     device_id: int
     rank: int
+    local_rank: int
     device_ip: str = ""
 
 
@@ -53,8 +56,8 @@ class Cluster:
         log_root: Folder for the logs that CANN and the frameworks write (`<log>` in the
             documented variables).
         log_dir: Folder of the platform for worker logs, None when it has none.
-        logical_devices: True where the process sees only its own devices, so that device numbers
-            for the framework count from 0; False on a bare host, where they are `device_id`.
+        visible_devices: What ASCEND_RT_VISIBLE_DEVICES of the workers has to hold so that they see
+            the node's devices and no others; None leaves it as it is.
         physical_device_id: True for the one driver release (20.1.0) whose DEVICE_ID is physical
             and which knows no ASCEND_DEVICE_ID.
         npus: True when the devices are NPUs, False for bare slots.
@@ -69,7 +72,7 @@ class Cluster:
     rank_table: Path | None
     log_root: Path
     log_dir: Path | None
-    logical_devices: bool = True
+    visible_devices: tuple[int, ...] | None = None
     physical_device_id: bool = False
     npus: bool = True
     platform: str = "host"
@@ -84,6 +87,10 @@ class Cluster:
         """Number of workers in the job."""
         return sum(len(node.devices) for node in self.nodes)
 
+    def worker_device_id(self, device: Device) -> int:
+        """Number by which the worker of a device of this node knows it: its DEVICE_ID."""
+        return device.device_id if self.physical_device_id else device.local_rank
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
@@ -92,7 +99,8 @@ class WorkerSpec:
     Attributes:
         rank: Place in the job, or -1 for an auxiliary process.
         local_rank: Place on this node.
-        device_id: Number of its device on the node.
+        device_id: Number of its device as the worker knows it: its DEVICE_ID.
+        npu_id: Number of the NPU on the host, as in a rank table, -1 for none.
         name: `rank 3` or `scheduler`, for people.
         command: Words of the command.
         env: The whole environment.
@@ -109,4 +117,5 @@ class WorkerSpec:
     env: dict[str, str]
     work_dir: Path
     log_path: Path
+    npu_id: int = -1
     auxiliary: bool = False

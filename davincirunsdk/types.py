@@ -55,7 +55,8 @@ class WorkerStatus:
     Attributes:
         rank: Place in the job, or -1 for an auxiliary process such as MindSpore's scheduler.
         local_rank: Place on this node.
-        device_id: Number of the NPU on the node.
+        device_id: Number of the NPU as the worker knows it: its DEVICE_ID.
+        npu_id: Number of the NPU on the host, as in a rank table, -1 for none.
         pid: Process id, None before the start.
         state: See `WorkerState`.
         exit_code: None while it runs or when the host program took the exit status away;
@@ -84,6 +85,7 @@ class WorkerStatus:
     last_line: str
     lost_bytes: int
     name: str
+    npu_id: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,8 @@ class WorkerFailure:
         local_rank: Place on its node.
         node_rank: Place of its node in the job.
         node: Name of its node.
-        device_id: Number of its NPU on the node.
+        device_id: Number of its NPU as the worker knew it: its DEVICE_ID.
+        npu_id: Number of the NPU on the host, as in a rank table, -1 for none.
         pid: Process id, None when it could not be started.
         exit_code: Negative for a signal; None when nobody could learn it.
         ended: Wall-clock seconds of the end.
@@ -131,6 +134,7 @@ class WorkerFailure:
     remedy: str = ""
     role: str = "unknown"
     excerpt: tuple[str, ...] = ()
+    npu_id: int = -1
 
     @property
     def signal_name(self) -> str | None:

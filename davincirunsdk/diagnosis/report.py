@@ -109,7 +109,9 @@ def _about(root: WorkerFailure, nnodes: int, victim: bool) -> list[str]:
         place = [f"rank {root.rank}"]
         if root.local_rank != root.rank:
             place.append(f"local rank {root.local_rank}")
-        place.append(f"device {root.device_id}")
+        # A rank table and the tools of the host count otherwise than the worker, which sees its own only.
+        on_host = f" (NPU {root.npu_id} of the host)" if root.npu_id not in (-1, root.device_id) else ""
+        place.append(f"device {root.device_id}{on_host}")
     if nnodes > 1:
         place.append(f"node {root.node} (node rank {root.node_rank})")
     if not _is_node(root):

@@ -17,7 +17,7 @@ from davincirunsdk import __version__
 from davincirunsdk.concurrency import in_thread, resolve
 from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses, devices
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.platforms import places
@@ -117,16 +117,16 @@ class NodeAgent:
             await asyncio.wait({self._task})
 
     def _inspect(self, nproc_per_node: int | None) -> NodeFacts:
-        present = machine.npus(self._root)
-        usable = machine.visible(os.environ, present)
+        present = devices.npus(self._root)
+        usable = devices.visible(os.environ, present)
         if usable and nproc_per_node is not None and nproc_per_node > len(usable):
             raise PlatformError(
-                f"found {len(usable)} NPUs on node {machine.host_name()}; expected at least "
+                f"found {len(usable)} NPUs on node {addresses.host_name()}; expected at least "
                 f"{nproc_per_node}, the nproc_per_node asked for"
             )
         chosen = usable[:nproc_per_node]
         return NodeFacts(
-            host=machine.host_name(),
+            host=addresses.host_name(),
             address=self.address(),
             port=_free_port(),
             devices=len(chosen),
@@ -136,7 +136,7 @@ class NodeAgent:
 
     def address(self) -> str:
         """Tell where other nodes reach this one; an engine that knows better says so."""
-        own = sorted(address for address in machine.addresses() if ":" not in address)
+        own = sorted(address for address in addresses.own() if ":" not in address)
         return own[0] if own else "127.0.0.1"
 
     def _table(self, chosen: tuple[int, ...]) -> str:
@@ -296,6 +296,6 @@ def _free_port() -> int:
                 continue
             return port
     raise PlatformError(
-        f"found no free port from {_PORTS.start} to {_PORTS.stop - 1} on {machine.host_name()} in a hundred "
-        "tries; expected one for the rendezvous: give master_port"
+        f"found no free port from {_PORTS.start} to {_PORTS.stop - 1} on {addresses.host_name()} in a "
+        "hundred tries; expected one for the rendezvous: give master_port"
     )

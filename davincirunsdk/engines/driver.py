@@ -17,7 +17,7 @@ from davincirunsdk.concurrency import Patience, in_thread, resolve, shield
 from davincirunsdk.engines.joint import judge, table_of
 from davincirunsdk.engines.messages import NodePlan
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses
 from davincirunsdk.logs.events_file import EVENTS_PATIENCE, EventLog
 from davincirunsdk.logs.file import LogFile, open_log_files
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
@@ -601,7 +601,7 @@ class NodesManager:
             why = f"{error.filename}: {error.strerror}"
             self._notify(f"the events of all nodes cannot be written: {why}; the job goes on without")
             return
-        self._event_log = EventLog(file, self._job_id, machine.host_name())
+        self._event_log = EventLog(file, self._job_id, addresses.host_name())
         self._events_written = self._event_log.start()
 
     def _snapshot(self) -> Snapshot:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from davincirunsdk.host.devices import MASK
 from davincirunsdk.leftovers.mark import JOB_MARK
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def worker_environment(
     *,
     cluster: Cluster,
     device: Device,
-    local_rank: int,
     master_port: int,
     framework: str,
     inherited: Mapping[str, str],
@@ -57,7 +57,6 @@ def worker_environment(
     Args:
         cluster: The job's nodes, and which is this one.
         device: The worker's device, which holds its rank.
-        local_rank: Its place on this node.
         master_port: Port for the rendezvous.
         framework: One of `FRAMEWORKS`.
         inherited: The launcher's environment.
@@ -80,7 +79,7 @@ def worker_environment(
         result.setdefault(name, value)
     if framework != "none":
         for function in _NAMES[framework]:
-            result.update(function(cluster, device, local_rank, master_port))
+            result.update(function(cluster, device, master_port))
         log = cluster.log_root / cluster.job_id
         for name, value in {
             "HCCL_CONNECT_TIMEOUT": "1800",
@@ -92,6 +91,8 @@ def worker_environment(
         if _prints_slog(given):
             result["SLOG_PRINT_TO_STDOUT"] = "1"
             result["ASCEND_SLOG_PRINT_TO_STDOUT"] = "1"
+    if cluster.visible_devices is not None:
+        result[MASK] = ",".join(str(number) for number in cluster.visible_devices)
     result[JOB_MARK] = mark
     return result
 
@@ -122,28 +123,26 @@ def _defaults(local_world_size: int, cores: int) -> dict[str, str]:
     return defaults
 
 
-def _ascend(cluster: Cluster, device: Device, local_rank: int, master_port: int) -> dict[str, str]:
-    index = str(local_rank if cluster.logical_devices else device.device_id)
+def _ascend(cluster: Cluster, device: Device, master_port: int) -> dict[str, str]:
+    number = str(cluster.worker_device_id(device))
     names = {
         "JOB_ID": cluster.job_id,
         "RANK_ID": str(device.rank),
         "RANK_SIZE": str(cluster.world_size),
-        "DEVICE_ID": index,
+        "DEVICE_ID": number,
     }
-    if cluster.physical_device_id:
-        names["DEVICE_ID"] = str(device.device_id)
-    else:
-        names["ASCEND_DEVICE_ID"] = index
+    if not cluster.physical_device_id:
+        names["ASCEND_DEVICE_ID"] = number
     if cluster.rank_table is not None:
         names["RANK_TABLE_FILE"] = str(cluster.rank_table)
         names["RANK_START"] = str(cluster.node.devices[0].rank)
     return names
 
 
-def _torch(cluster: Cluster, device: Device, local_rank: int, master_port: int) -> dict[str, str]:
+def _torch(cluster: Cluster, device: Device, master_port: int) -> dict[str, str]:
     return {
         "RANK": str(device.rank),
-        "LOCAL_RANK": str(local_rank),
+        "LOCAL_RANK": str(device.local_rank),
         "WORLD_SIZE": str(cluster.world_size),
         "LOCAL_WORLD_SIZE": str(len(cluster.node.devices)),
         "GROUP_RANK": str(cluster.node_rank),
@@ -152,7 +151,7 @@ def _torch(cluster: Cluster, device: Device, local_rank: int, master_port: int) 
     }
 
 
-def _dynamic_cluster(cluster: Cluster, device: Device, local_rank: int, master_port: int) -> dict[str, str]:
+def _dynamic_cluster(cluster: Cluster, device: Device, master_port: int) -> dict[str, str]:
     """MindSpore's start without a rank table; with one, MindSpore reads that."""
     if cluster.rank_table is not None:
         return {}
@@ -165,7 +164,7 @@ def _dynamic_cluster(cluster: Cluster, device: Device, local_rank: int, master_p
     }
 
 
-_NAMES: Mapping[str, tuple[Callable[[Cluster, Device, int, int], dict[str, str]], ...]] = {
+_NAMES: Mapping[str, tuple[Callable[[Cluster, Device, int], dict[str, str]], ...]] = {
     "auto": (_ascend, _torch),
     "torch": (_ascend, _torch),
     "mindspore": (_ascend, _torch, _dynamic_cluster),

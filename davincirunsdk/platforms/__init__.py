@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host import machine
+from davincirunsdk.host import devices
 from davincirunsdk.platforms import host, modelarts, paths, places, slurm, volcano, without_table
 from davincirunsdk.platforms.paths import job_id, log_root
 
@@ -116,9 +116,15 @@ async def locate(
     def from_table() -> Cluster:
         from davincirunsdk.platforms import from_table
 
-        return from_table.cluster(table, place.path, wish, env, platform=platform.NAME, site=site, root=root)
+        return from_table.cluster(
+            table, place.path, wish, env, platform=platform.NAME, site=site, root=root, notify=notes.append
+        )
 
-    return await in_thread(from_table)
+    notes: list[str] = []
+    cluster = await in_thread(from_table)
+    for note in notes:
+        notify(note)
+    return cluster
 
 
 async def prepare_rank_table(
@@ -155,7 +161,7 @@ async def prepare_rank_table(
     def prepare() -> dict[str, str]:
         from davincirunsdk.platforms import from_table, own_node
 
-        nodes = from_table.nodes_of(table, len(machine.visible(env, machine.npus(root))), str(place.path))
+        nodes = from_table.nodes_of(table, len(devices.visible(env, devices.npus(root))), str(place.path))
         own = nodes[own_node.find(nodes, env=env, site=site, wanted=None, path=str(place.path))]
         return {
             "RANK_TABLE_FILE": str(paths.file_for_hccl(table, place.path, env, root, documented=True)),

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import Cluster, Device, Node
 from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.host import machine
+from davincirunsdk.host import devices
 from davincirunsdk.platforms import own_node, paths, rendezvous
 from davincirunsdk.platforms.site import Site, shared_port
 from davincirunsdk.rank_table import dump
 from davincirunsdk.rank_table.table import Server, TableNode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from davincirunsdk.options import Wish
@@ -29,6 +29,7 @@ def cluster(
     platform: str,
     site: Site,
     root: Path,
+    notify: Callable[[str], None],
 ) -> Cluster:
     """Make the cluster that a rank table describes, as seen from this node.
 
@@ -40,16 +41,17 @@ def cluster(
         platform: Name of the platform.
         site: What the platform tells.
         root: Folder that stands for `/`.
+        notify: Takes lines for people.
 
     Returns:
         The cluster; its `rank_table` is a file that HCCL reads.
 
     Raises:
-        RankTableError: The wish and the table disagree.
+        RankTableError: The wish, the devices here or their mask, and the table disagree.
         PlatformError: This node is not to be found in the table.
     """
-    present = machine.npus(root)
-    nodes = nodes_of(table, wish.nproc_per_node or len(machine.visible(env, present)), str(path))
+    present = devices.npus(root)
+    nodes = nodes_of(table, wish.nproc_per_node or len(devices.visible(env, present)), str(path))
     if wish.nnodes is not None and wish.nnodes != len(nodes):
         raise RankTableError(
             f"rank table {path}: found {len(nodes)} node{'s' if len(nodes) > 1 else ''}; expected "
@@ -65,6 +67,7 @@ def cluster(
             "as a table settles it, or give another table",
             path=str(path),
         )
+    mask = _narrowed(own, present, env, str(path), notify)
     # What the platform tells of other nodes counts if it speaks of the same ones.
     agreed = site if site.nnodes == len(nodes) else Site()
     return Cluster(
@@ -78,10 +81,8 @@ def cluster(
         rank_table=paths.file_for_hccl(table, path, env, root, documented=False),
         log_root=paths.log_root(env),
         log_dir=site.log_dir,
-        # A process on a host with more NPUs than the table gives it would take another's by index.
-        logical_devices="ASCEND_RT_VISIBLE_DEVICES" in env
-        or not {row.device_id for row in own.rows} < set(present),
-        physical_device_id=machine.wants_physical_ids(root),
+        visible_devices=mask,
+        physical_device_id=devices.wants_physical_ids(root),
         npus=True,
         platform=platform,
     )
@@ -127,11 +128,56 @@ def nodes_of(table: RankTable, here: int, path: str) -> tuple[TableNode, ...]:
     )
 
 
+def _narrowed(
+    own: TableNode,
+    present: tuple[int, ...],
+    env: Mapping[str, str],
+    path: str,
+    notify: Callable[[str], None],
+) -> tuple[int, ...] | None:
+    """Compare this node's rows with the devices here: with more in sight, a rank would open another's card.
+
+    Returns:
+        The mask that leaves the rows' devices alone in sight; None where it needs no change.
+    """
+    rows = tuple(sorted(row.device_id for row in own.rows))
+    if present and (absent := [number for number in rows if number not in present]):
+        raise RankTableError(
+            f"rank table {path}: found {devices.some(absent, 'device')} for this node ({own.name}), which "
+            f"has {devices.some(present, 'NPU')} (device files in /dev); expected devices that are here: "
+            "give the table of this node, or mend the device",
+            path=path,
+        )
+    seen = devices.visible(env, present) if present else devices.seen_without_files(env, rows)
+    if hidden := [number for number in rows if number not in seen]:
+        raise RankTableError(
+            f"rank table {path}: found {devices.some(hidden, 'device')} for this node ({own.name}), which "
+            f"the environment variable {devices.MASK} hides from the workers; expected all of the node's "
+            "devices in sight: unset the variable, or give a table of the devices that it leaves",
+            path=path,
+        )
+    if rows == seen:
+        return None
+    notify(
+        f"this node has {devices.some(seen, 'NPU')} in sight, and rank table {path} gives it "
+        f"{devices.some(rows, 'NPU')}: {devices.MASK} of the workers is narrowed to these"
+    )
+    # CANN counts the devices present; without device files they are taken for those of a bare host.
+    return tuple(present.index(number) for number in rows) if present else rows
+
+
 def _node(place: int, node: TableNode) -> Node:
+    local_ranks = {row: index for index, row in enumerate(sorted(row.device_id for row in node.rows))}
     return Node(
         node_rank=place,
         name=node.name,
         devices=tuple(
-            Device(device_id=row.device_id, rank=row.rank, device_ip=row.device_ip or "") for row in node.rows
+            Device(
+                device_id=row.device_id,
+                rank=row.rank,
+                local_rank=local_ranks[row.device_id],
+                device_ip=row.device_ip or "",
+            )
+            for row in node.rows
         ),
     )

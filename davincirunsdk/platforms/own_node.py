@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses
 from davincirunsdk.rank_table.v2 import level_addresses
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def find(
 
 
 def _signals(env: Mapping[str, str]) -> list[_Signal]:
-    hosts = _distinct([env.get("HOSTNAME", ""), machine.host_name()])
+    hosts = _distinct([env.get("HOSTNAME", ""), addresses.host_name()])
     pods = _distinct([env.get(name, "") for name in POD_NAMES])
     given = _distinct([env.get(name, "") for name in GIVEN_ADDRESSES])
-    own = tuple(sorted(machine.addresses()))
+    own = tuple(sorted(addresses.own()))
     short = {_short(name) for name in hosts}
     return [
         _Signal(name="pod name", values=pods, fits=lambda node: not node.pods.isdisjoint(pods)),
@@ -97,7 +97,7 @@ def _signals(env: Mapping[str, str]) -> list[_Signal]:
 
 
 def _short(name: str) -> str:
-    return name if machine.is_address(name) else name.partition(".")[0]
+    return name if addresses.is_address(name) else name.partition(".")[0]
 
 
 def _known_as(node: TableNode) -> set[str]:
@@ -108,7 +108,7 @@ def _known_as(node: TableNode) -> set[str]:
 def _addresses(node: TableNode) -> set[str]:
     fields = [node.server.server_id, *(node.server.extra.get(name) for name in ADDRESS_FIELDS)]
     fields += [address for row in node.rows for address in level_addresses(row)]
-    return {value for value in fields if isinstance(value, str) and machine.distinctive(value)}
+    return {value for value in fields if isinstance(value, str) and addresses.distinctive(value)}
 
 
 def _distinct(values: Iterable[str]) -> tuple[str, ...]:
@@ -145,4 +145,4 @@ def address_of(node: TableNode) -> str:
         node.server.server_id,
         *(node.server.extra.get(n) for n in ADDRESS_FIELDS),
     ]
-    return next((f for f in fields if isinstance(f, str) and machine.distinctive(f)), node.server.server_id)
+    return next((f for f in fields if isinstance(f, str) and addresses.distinctive(f)), node.server.server_id)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ def job_id(env: Mapping[str, str]) -> str:
         return env["BATCH_JOB_ID"]
     if env.get("MA_VJ_NAME"):
         return env["MA_VJ_NAME"].replace("ma-job", "modelarts-job", 1)
-    return machine.host_name()
+    return addresses.host_name()
 
 
 def log_root(env: Mapping[str, str], *, command_line: bool = True) -> Path:

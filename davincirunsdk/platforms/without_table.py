@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import Cluster, Device, Node
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses, devices
 from davincirunsdk.platforms import paths, rendezvous
 from davincirunsdk.platforms.site import Site
 
@@ -50,7 +50,7 @@ def cluster(wish: Wish, env: Mapping[str, str], *, platform: str, site: Site, ro
         _log.warning("a job of %d nodes: %s", nnodes, site.doubt)
     device_ids, npus = _devices(wish.nproc_per_node, env, root)
     names = site.hosts or tuple(
-        machine.host_name() if place == node_rank else f"node {place}" for place in range(nnodes)
+        addresses.host_name() if place == node_rank else f"node {place}" for place in range(nnodes)
     )
     return Cluster(
         nodes=tuple(_node(place, name, device_ids) for place, name in enumerate(names)),
@@ -61,7 +61,7 @@ def cluster(wish: Wish, env: Mapping[str, str], *, platform: str, site: Site, ro
         rank_table=None,
         log_root=paths.log_root(env),
         log_dir=site.log_dir,
-        physical_device_id=machine.wants_physical_ids(root),
+        physical_device_id=devices.wants_physical_ids(root),
         npus=npus,
         platform=platform,
     )
@@ -82,17 +82,24 @@ def _node_rank(wish: Wish, site: Site, nnodes: int) -> int:
 
 def _devices(wanted: int | None, env: Mapping[str, str], root: Path) -> tuple[tuple[int, ...], bool]:
     """Tell the device numbers here, and whether they are NPUs or bare slots."""
-    present = machine.visible(env, machine.npus(root))
+    here = devices.npus(root)
+    present = devices.visible(env, here)
     if wanted is None and not present:
         why = "no device file such as /dev/davinci0"
-        if "ASCEND_RT_VISIBLE_DEVICES" in env:
-            why = "none that ASCEND_RT_VISIBLE_DEVICES lets a process see"
+        if devices.MASK in env:
+            why = f"none that {devices.MASK} lets a process see"
         raise PlatformError(
             f"found no rank table and no NPU ({why}); expected to learn how many workers to start: give "
             "--nproc-per-node (argument nproc_per_node), or a rank table by --rank-table (argument "
             "rank_table) or the variable RANK_TABLE_FILE"
         )
     if not present:
+        if here:
+            _log.warning(
+                "%s is empty and hides the %s of this node: the workers run without",
+                devices.MASK,
+                devices.some(here, "NPU"),
+            )
         return tuple(range(wanted or 0)), False
     if wanted is not None and wanted > len(present):
         raise PlatformError(
@@ -108,7 +115,7 @@ def _node(place: int, name: str, device_ids: tuple[int, ...]) -> Node:
         node_rank=place,
         name=name,
         devices=tuple(
-            Device(device_id=device_id, rank=first + local_rank)
+            Device(device_id=device_id, rank=first + local_rank, local_rank=local_rank)
             for local_rank, device_id in enumerate(device_ids)
         ),
     )

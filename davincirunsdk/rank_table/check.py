@@ -388,8 +388,7 @@ def order(blocks: list[Block], findings: Findings, *, ring: bool, by_device: boo
             "ranks in the text order of server_id, which MindSpore counts on with several servers "
             "(and HCCL in v0.1); the order of the table is kept",
         )
-    if by_device:
-        _by_device(ranked, findings)
+    device_order(ranked, findings, by_device=by_device)
     counts = {len(block.rows) for block in blocks}
     if len(counts) > 1:
         findings.warn(
@@ -401,15 +400,25 @@ def order(blocks: list[Block], findings: Findings, *, ring: bool, by_device: boo
         _ring(blocks[0], findings)
 
 
-def _by_device(ranked: list[Block], findings: Findings) -> None:
-    for block in ranked:
-        ids = [row.device_id for row in block.rows]
-        if ids != sorted(ids):
-            findings.warn(
-                f"{block.where}.{block.key}",
-                f"devices of server {show(block.server_id)} listed as {_some(ids)}",
-                "increasing device_id, by which HCCL itself would rank them; they are ranked as listed",
-            )
+def device_order(blocks: list[Block], findings: Findings, *, by_device: bool = False) -> None:
+    """Ranks follow the device numbers, as scripts count on that work a card out of the rank; one warning."""
+    odd: list[tuple[Block, list[int]]] = []
+    for block in blocks:
+        by_pod: dict[str, list[int]] = {}
+        for row in sorted(block.rows, key=lambda row: row.rank):
+            by_pod.setdefault(row.pod, []).append(row.device_id)
+        odd += [(block, ids) for ids in by_pod.values() if ids != sorted(ids)]
+    if not odd:
+        return
+    block, ids = odd[0]
+    others = f", and likewise {len(odd) - 1} times more" if len(odd) > 1 else ""
+    listed = ", by which HCCL itself would rank a v0.1 table; they are ranked as listed" if by_device else ""
+    findings.warn(
+        f"{block.where}.{block.key}" if block.where else block.key,
+        f"the ranks of server {show(block.server_id)} on devices {_some(ids)}, in this order{others}",
+        f"increasing device_id{listed}; each rank gets the device of its row, but a script that takes "
+        f"rank % {len(ids)} for its card opens another's",
+    )
 
 
 def _ring(block: Block, findings: Findings) -> None:

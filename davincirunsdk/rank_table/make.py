@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses, devices
 from davincirunsdk.host.tools import ask, find_tool
 from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.findings import show
@@ -57,7 +57,7 @@ def make(
         PlatformError: No devices, or not those asked for, or no name for the host, or facts of a super
             pod that contradict each other.
     """
-    present = machine.npus(root)
+    present = devices.npus(root)
     chosen = tuple(sorted(set(device_ids))) or present
     if not chosen:
         raise PlatformError(
@@ -70,7 +70,7 @@ def make(
             f"found NPUs {', '.join(map(str, present))}; expected {', '.join(missing)} as well, as asked for "
             "with --devices"
         )
-    addresses = _addresses(root, chosen, search_path)
+    found = _addresses(root, chosen, search_path)
     name = server_id or _server_id(root)
     smi = find_tool("npu-smi", root, search_path)
     pod = find_super_pod(smi, present or chosen, chosen) if smi else None
@@ -78,7 +78,7 @@ def make(
         Row(
             rank=rank,
             device_id=number,
-            device_ip=addresses.get(number),
+            device_ip=found.get(number),
             extra={"super_device_id": pod.device_ids[number]} if pod else NO_FIELDS,
         )
         for rank, number in enumerate(chosen)
@@ -179,7 +179,7 @@ def _addresses(root: Path, numbers: Sequence[int], search_path: str | None) -> d
         except OSError:
             return found
         for match in _CONF_LINE.finditer(text):
-            if int(match[1]) in numbers and machine.is_address(match[2]):
+            if int(match[1]) in numbers and addresses.is_address(match[2]):
                 found.setdefault(int(match[1]), match[2])
     return found
 
@@ -187,7 +187,7 @@ def _addresses(root: Path, numbers: Sequence[int], search_path: str | None) -> d
 def _ask_address(tool: str, number: int) -> str | None:
     for words in (["-ip", "-g"], ["-ip", "-inet6", "-g"]):
         match = _TOOL_LINE.search(ask([tool, "-i", str(number), *words]))
-        if match and machine.is_address(match[1]):
+        if match and addresses.is_address(match[1]):
             return match[1]
     return None
 
@@ -203,13 +203,13 @@ def _server_id(root: Path) -> str:
                 f"found no host name in {root / 'etc/hostname'}; expected one: give --server-id"
             )
         return name
-    name = machine.host_name()
+    name = addresses.host_name()
     try:
         looked_up = socket.gethostbyname(name)
     except OSError:
         looked_up = ""
-    if machine.distinctive(looked_up):
+    if addresses.distinctive(looked_up):
         return looked_up
     # Many hosts list their own name as 127.0.1.1, by which nobody else would find them.
-    own = sorted(address for address in machine.addresses() if ":" not in address)
+    own = sorted(address for address in addresses.own() if ":" not in address)
     return own[0] if len(own) == 1 else name

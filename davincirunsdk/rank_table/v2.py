@@ -63,6 +63,14 @@ def read(top: dict[str, Json], findings: Findings) -> RankTable:
     servers = [] if findings.faults else _servers(rows, names)
     for server in servers:
         _unique_devices(server, findings)
+    if not findings.faults:
+        check.device_order(
+            [
+                Block(server_id=server.server_id, where="", key="rank_list", rows=list(server.rows))
+                for server in servers
+            ],
+            findings,
+        )
     return RankTable(
         form="v2.0",
         servers=tuple(servers),

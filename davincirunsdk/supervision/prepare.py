@@ -82,7 +82,6 @@ def prepare(
         worker_environment(
             cluster=cluster,
             device=device,
-            local_rank=local_rank,
             master_port=port,
             framework=framework,
             inherited=inherited,
@@ -90,12 +89,16 @@ def prepare(
             mark=mark,
             cores=cores,
         )
-        for local_rank, device in enumerate(cluster.node.devices)
+        for device in cluster.node.devices
     ]
     for environment in environments:
         _make_log_folders(environment)
     devices = cluster.node.devices
-    endings = [f"-proc-rank-{device.rank}-device-{device.device_id}.txt" for device in devices]
+    numbers = [cluster.worker_device_id(device) for device in devices]
+    endings = [
+        f"-proc-rank-{device.rank}-device-{number}.txt"
+        for device, number in zip(devices, numbers, strict=True)
+    ]
     with_scheduler = framework == "mindspore" and cluster.rank_table is None and cluster.node_rank == 0
     if with_scheduler:
         endings.insert(0, "-scheduler.txt")
@@ -116,15 +119,16 @@ def prepare(
     specs = [
         WorkerSpec(
             rank=device.rank,
-            local_rank=local_rank,
-            device_id=device.device_id,
+            local_rank=device.local_rank,
+            device_id=numbers[place],
+            npu_id=device.device_id if cluster.npus else -1,
             name=f"rank {device.rank}",
             command=command,
-            env=environments[local_rank],
+            env=environments[place],
             work_dir=work_dir,
-            log_path=files[local_rank + with_scheduler].path,
+            log_path=files[place + with_scheduler].path,
         )
-        for local_rank, device in enumerate(devices)
+        for place, device in enumerate(devices)
     ]
     if with_scheduler:
         scheduler = WorkerSpec(

@@ -104,6 +104,7 @@ def _describe(worker: Worker, cluster: Cluster, reason: str) -> WorkerFailure:
         node_rank=cluster.node_rank,
         node=cluster.node.name,
         device_id=worker.spec.device_id,
+        npu_id=worker.spec.npu_id,
         pid=worker.pid,
         # A signal of ours says nothing: an exception ends Python with 1.
         exit_code=worker.exit_code if own_end else 1,

@@ -236,6 +236,7 @@ class Worker:
             rank=self.spec.rank,
             local_rank=self.spec.local_rank,
             device_id=self.spec.device_id,
+            npu_id=self.spec.npu_id,
             pid=self.pid,
             state=self.state,
             exit_code=self.exit_code,

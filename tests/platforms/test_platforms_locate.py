@@ -13,7 +13,8 @@ from platform_host import devices, located, make_root, put_sample
 from rank_table_samples import sample, table
 
 from davincirunsdk.errors import PlatformError, RankTableError, RankTableTimeoutError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses
+from davincirunsdk.host.devices import MASK
 from davincirunsdk.options import Wish
 from davincirunsdk.platforms import job_id, locate, log_root
 from davincirunsdk.rank_table import dump, parse
@@ -46,13 +47,14 @@ async def test_one_worker_per_device_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "wanted"),
-    [("1,3", [5, 7]), ("0", [4]), ("2,1", [6]), ("0,9", [4]), ("1,x", [5])],
+    [("1,3", [5, 7]), ("0", [4]), ("0,1,2,3", [4, 5, 6, 7])],
 )
 async def test_visible_devices(tmp_path: Path, visible: str, wanted: list[int]) -> None:
-    """ASCEND_RT_VISIBLE_DEVICES leaves the devices that CANN would leave, up to its first bad entry."""
-    cluster = await located(make_root(tmp_path, [4, 5, 6, 7]), {"ASCEND_RT_VISIBLE_DEVICES": visible})
+    """ASCEND_RT_VISIBLE_DEVICES counts the devices present, and leaves those that CANN would leave."""
+    cluster = await located(make_root(tmp_path, [4, 5, 6, 7]), {MASK: visible})
     assert [device_id for _, device_id in devices(cluster)] == wanted
-    assert cluster.logical_devices
+    assert [device.local_rank for device in cluster.node.devices] == list(range(len(wanted)))
+    assert cluster.visible_devices is None
 
 
 async def test_no_table_no_device(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ async def test_conversion_for_the_workers(tmp_path: Path) -> None:
     folder = first.rank_table.parent
     assert folder.stat().st_mode & 0o777 == 0o700
     assert devices(first) == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    assert first.logical_devices
+    assert first.visible_devices is None
 
 
 async def test_conversion_at_home(tmp_path: Path) -> None:
@@ -304,19 +306,6 @@ async def test_name_without_json(tmp_path: Path) -> None:
     assert cluster.rank_table is not None
     assert cluster.rank_table.suffix == ".json"
     assert parse(cluster.rank_table.read_bytes()).world_size == 8
-
-
-@pytest.mark.parametrize(
-    ("present", "logical"),
-    [([], True), ([4, 5, 6, 7], True), (list(range(8)), False), ([0, 1, 2, 3], True)],
-)
-async def test_logical_or_physical(tmp_path: Path, present: list[int], logical: bool) -> None:
-    """A container that sees its own devices counts from 0; a host with more goes by the table's numbers."""
-    root = make_root(tmp_path, present)
-    path = put_sample("v0_1_devices_4_to_7", root / "t.json")
-    assert (await located(root, {}, Wish(rank_table=path))).logical_devices is logical
-    narrowed = await located(root, {"ASCEND_RT_VISIBLE_DEVICES": "4,5,6,7"}, Wish(rank_table=path))
-    assert narrowed.logical_devices
 
 
 @pytest.mark.parametrize(
@@ -464,7 +453,7 @@ async def test_v2_by_own_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A rank of v2.0 with an address of this machine tells which node it is."""
     root = make_root(tmp_path)
     path = put_sample("v2_0_two_hosts", root / "t.json")
-    monkeypatch.setattr(machine, "addresses", lambda: frozenset({"198.51.100.4"}))
+    monkeypatch.setattr(addresses, "own", lambda: frozenset({"198.51.100.4"}))
     assert (await located(root, {"RANK_TABLE_FILE": str(path)})).node_rank == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from rank_table_samples import device, table, two_servers
 
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host import machine
+from davincirunsdk.host import addresses
 from davincirunsdk.platforms import own_node
 from davincirunsdk.platforms.site import Site
 from davincirunsdk.rank_table import RankTable, parse
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that no table knows, unless the test says so."""
-    monkeypatch.setattr(machine, "host_name", lambda: "unknown.example.org")
-    monkeypatch.setattr(machine, "addresses", lambda: frozenset({"203.0.113.9"}))
+    monkeypatch.setattr(addresses, "host_name", lambda: "unknown.example.org")
+    monkeypatch.setattr(addresses, "own", lambda: frozenset({"203.0.113.9"}))
 
 
 def find(
@@ -60,8 +60,8 @@ def test_pod_name(variable: str) -> None:
 
 
 def test_host_name_as_pod_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside a pod the machine's name is the pod's."""
-    monkeypatch.setattr(machine, "host_name", lambda: "job-7f-trainjob-1")
+    """Inside a pod the addresses's name is the pod's."""
+    monkeypatch.setattr(addresses, "host_name", lambda: "job-7f-trainjob-1")
     assert find(table("v0_1_two_hosts")) == 1
 
 
@@ -78,15 +78,15 @@ def test_server_id_that_is_a_name() -> None:
 
 
 def test_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own addresses are looked for."""
-    monkeypatch.setattr(machine, "addresses", lambda: frozenset({"198.51.100.1", "192.0.2.12"}))
+    """The addresses's own addresses are looked for."""
+    monkeypatch.setattr(addresses, "own", lambda: frozenset({"198.51.100.1", "192.0.2.12"}))
     assert find(table("v0_1_two_hosts")) == 1
 
 
 @pytest.mark.parametrize("name", ["node_1", "node_1.example.org"])
 def test_host_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The machine's name is looked for among the server ids, with or without its domain."""
-    monkeypatch.setattr(machine, "host_name", lambda: name)
+    """The addresses's name is looked for among the server ids, with or without its domain."""
+    monkeypatch.setattr(addresses, "host_name", lambda: name)
     assert find(table("v1_0_names_and_ports")) == 1
 
 
@@ -122,14 +122,14 @@ def test_signals_narrow_down() -> None:
 
 
 def test_loopback_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every machine is 127.0.0.1 to itself, so that tells nothing."""
+    """Every addresses is 127.0.0.1 to itself, so that tells nothing."""
     document = two_servers()
     document["server_list"] = [
         {"server_id": "127.0.0.1", "device": [device(0, 0)]},
         {"server_id": "192.0.2.12", "device": [device(1, 0, 2)]},
     ]
     parsed = parse(json.dumps(document))
-    monkeypatch.setattr(machine, "addresses", lambda: frozenset({"127.0.0.1"}))
+    monkeypatch.setattr(addresses, "own", lambda: frozenset({"127.0.0.1"}))
     with pytest.raises(PlatformError):
         find(parsed, {"HOST_IP": "127.0.0.1"})
 
@@ -164,9 +164,9 @@ def test_many_candidates_stay_readable() -> None:
 
 
 def test_real_machine() -> None:
-    """The addresses that the machine tells are such as others can know it by."""
-    assert all(machine.distinctive(address) for address in machine.addresses())
-    assert not machine.distinctive("127.0.1.1")
-    assert not machine.distinctive("fe80::1")
-    assert not machine.distinctive("0.0.0.0")
-    assert not machine.distinctive("node_0")
+    """The addresses that the addresses tells are such as others can know it by."""
+    assert all(addresses.distinctive(address) for address in addresses.own())
+    assert not addresses.distinctive("127.0.1.1")
+    assert not addresses.distinctive("fe80::1")
+    assert not addresses.distinctive("0.0.0.0")
+    assert not addresses.distinctive("node_0")

@@ -124,9 +124,10 @@ def test_devices_as_listed() -> None:
     parsed = parse(document)
     assert ranks(parsed)["192.0.2.11"] == [(0, 7), (1, 1)]
     assert str(parsed.warnings[0]) == (
-        'group_list.devices: found devices of server "192.0.2.11" listed as 7, 1; expected '
-        "increasing device_id, "
-        "by which HCCL itself would rank them; they are ranked as listed"
+        'group_list.devices: found the ranks of server "192.0.2.11" on devices 7, 1, in this order, and '
+        "likewise 1 times more; expected increasing device_id, by which HCCL itself would rank a v0.1 table; "
+        "they are ranked as listed; each rank gets the device of its row, but a script that takes rank % 2 "
+        "for its card opens another's"
     )
 
 
