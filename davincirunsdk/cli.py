@@ -27,6 +27,7 @@ from davincirunsdk.errors import (
     WorkerSpawnError,
 )
 from davincirunsdk.manager import FMKManager
+from davincirunsdk.manifests.command import manifest_kind, manifest_options, print_manifest
 from davincirunsdk.options import JobOptions, NodeKeywords, absolute, parse_prefix, parse_ranks
 from davincirunsdk.types import JobState, WorkerState
 
@@ -223,19 +224,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
     type=click.Choice(["NPU", "CPU"]),
     help="With --engine or --manifest: what a worker occupies on its node.  [default: NPU]",
 )
-@click.option(
-    "--manifest",
-    type=click.Choice(["volcano"]),
-    help="Print a Kubernetes job that runs this command in --nnodes pods; start nothing.",
-)
-@click.option("--image", metavar="IMAGE", help="With --manifest: the pods' image.")
-@click.option(
-    "--retries",
-    default=0,
-    type=click.IntRange(0),
-    metavar="N",
-    help="With --manifest: starts of the whole job after a pod has failed.  [default: 0]",
-)
+@manifest_options
 @click.option("--quiet", is_flag=True, help="Say nothing but errors and the failure report.")
 @click.option("--verbose", is_flag=True, help="Say more: pids, log files, every end.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
@@ -261,9 +250,6 @@ def _command(
     framework: str,
     engine: str | None,
     resource: str,
-    manifest: str | None,
-    image: str | None,
-    retries: int,
     quiet: bool,
     verbose: bool,
     command: tuple[str, ...],
@@ -274,9 +260,18 @@ def _command(
     word of the command. Each worker's output goes to a log file of its own and, line by line, to
     standard output.
     """
-    if manifest is not None:
-        npus = 0 if resource == "CPU" else nproc_per_node or 8
-        return _print_manifest(context, command, image, nnodes or 1, npus, retries, grace_period)
+    kind = manifest_kind(context)
+    if kind is not None:
+        print_manifest(
+            context,
+            kind,
+            command,
+            nnodes=nnodes,
+            nproc_per_node=nproc_per_node,
+            resource=resource,
+            grace_period=grace_period,
+        )
+        return 0
     words = _Words()
     logger = logging.getLogger("davincirunsdk")
     logger.addHandler(_LogHandler(words))
@@ -315,8 +310,6 @@ def _command(
 
 
 _ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr")
-_OF_MANIFEST = ("manifest", "image", "retries", "nnodes", "resource", "command")
-_NOT_FOR_PODS = ("engine", "node_rank")
 
 
 def _given(context: click.Context, name: str) -> bool:
@@ -337,51 +330,6 @@ def _refuse_with_engine(context: click.Context, nnodes: int | None) -> None:
             )
     if nnodes is None:
         raise ValueError("--engine needs --nnodes: how many nodes the job is to have")
-
-
-def _print_manifest(
-    context: click.Context,
-    command: tuple[str, ...],
-    image: str | None,
-    nnodes: int,
-    npus: int,
-    retries: int,
-    grace_period: float,
-) -> int:
-    from davincirunsdk.manifests.volcano import volcano_job
-
-    if image is None:
-        raise click.UsageError("--manifest needs --image: what the pods are to run")
-    for name in _NOT_FOR_PODS:
-        if _given(context, name):
-            raise click.UsageError(
-                f"--{name.replace('_', '-')} has no use with --manifest, which has one davincirun per pod "
-                "find its place by itself: leave it out"
-            )
-    if not npus and not _given(context, "nproc_per_node"):
-        raise click.UsageError("--resource CPU needs --nproc-per-node: nothing else tells how many workers")
-    options: list[str] = []
-    for parameter in context.command.params:
-        name, value = parameter.name or "", context.params.get(parameter.name or "")
-        if name in _OF_MANIFEST or not _given(context, name):
-            continue
-        options.append(parameter.opts[-1])
-        if value is not True:
-            options.append(str(value))
-    try:
-        text = volcano_job(
-            command,
-            image=image,
-            nnodes=nnodes,
-            npus=npus,
-            options=options,
-            retries=retries,
-            grace_period=grace_period,
-        )
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    click.echo(text, nl=False)
-    return 0
 
 
 def _complete(command: tuple[str, ...], module: bool, work_dir: Path) -> tuple[str, ...]:
