@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from davincirunsdk.manifests.pod import launcher, metadata, pod, with_restart_policy
+from davincirunsdk.manifests.pod import launcher, literal, metadata, pod, variables, with_restart_policy
 
 if TYPE_CHECKING:
     from davincirunsdk.manifests.request import Json, Request
@@ -75,12 +75,12 @@ def train_job(request: Request) -> list[dict[str, Json]]:
     }
     trainer: dict[str, Json] = {
         "image": request.image,
-        "command": launcher(request),
+        "command": [literal(word) for word in launcher(request)],
         "numNodes": request.nnodes,
         "numProcPerNode": _workers(request),
     }
     if request.env:
-        trainer["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
+        trainer["env"] = variables(request)
     if request.npus:
         trainer["resourcesPerNode"] = {
             "limits": {request.npu_resource: request.npus},

@@ -31,9 +31,19 @@ def termination_seconds(request: Request) -> int:
     return math.ceil(request.grace_period) + SAVING
 
 
-def launcher(request: Request, *own: str) -> list[Json]:
-    """Words of the `davincirun` in a pod: options of this kind of job, the user's, the command."""
+def launcher(request: Request, *own: str) -> list[str]:
+    """Words of `davincirun` on a node: options of this kind of job, the user's, the command."""
     return ["davincirun", *own, *request.options, *request.command]
+
+
+def literal(text: str) -> str:
+    """Write a text so that Kubernetes, which takes `$(NAME)` for a variable, leaves it as it is."""
+    return text.replace("$", "$$")
+
+
+def variables(request: Request) -> list[Json]:
+    """The user's variables, as a container has them."""
+    return [{"name": name, "value": literal(value)} for name, value in request.env.items()]
 
 
 def metadata(request: Request, labels: Mapping[str, str] | None = None) -> dict[str, Json]:
@@ -50,7 +60,7 @@ def pod(
     request: Request,
     *,
     container: str,
-    command: Sequence[Json],
+    command: Sequence[str],
     labels: Mapping[str, str] | None = None,
     port: tuple[str, int] | None = None,
     npus: int | None = None,
@@ -88,9 +98,9 @@ def pod(
         mounts.append({**mount, "readOnly": True} if volume.read_only else mount)
     main: dict[str, Json] = {"name": container, "image": request.image, "volumeMounts": mounts}
     if command:
-        main["command"] = list(command)
+        main["command"] = [literal(word) for word in command]
     if request.env:
-        main["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
+        main["env"] = variables(request)
     if port is not None:
         main["ports"] = [{"name": port[0], "containerPort": port[1]}]
     if count:

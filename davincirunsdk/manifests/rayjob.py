@@ -24,7 +24,7 @@ def objects(request: Request) -> list[dict[str, Json]]:
         own += ["--nproc-per-node", str(request.npus)]
     elif not request.npus:
         own += ["--resource", "CPU"]
-    entry = shlex.join(str(word) for word in launcher(request, *own))
+    entry = shlex.join(launcher(request, *own))
     worker_parameters: dict[str, Json] = {"num-gpus": "0"}
     if request.npus:
         # Ray's command line wants the JSON in quotes of its own.
@@ -34,7 +34,8 @@ def objects(request: Request) -> list[dict[str, Json]]:
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": 600,
         "backoffLimit": request.retries,
-        "submissionMode": "K8sJobMode",
+        # The default mode has the words read by two shells and Kubernetes, this one by one shell.
+        "submissionMode": "HTTPMode",
         "rayClusterSpec": {
             "headGroupSpec": {
                 "rayStartParams": {"num-gpus": "0"},

@@ -38,7 +38,7 @@ def batch_file(request: Request) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in request.env.items()]
     # Slurm's KillWait, 30 s by default, ends the grace period if it is shorter.
     lines.append(f"# KillWait of the cluster should be {math.ceil(request.grace_period) + SAVING} s or more.")
-    words = shlex.join(str(word) for word in launcher(request))
+    words = shlex.join(launcher(request))
     step = f"srun --ntasks-per-node=1 --kill-on-bad-exit=1 {words}"
     if not request.retries:
         return "\n".join([*lines, f"exec {step}"]) + "\n"
