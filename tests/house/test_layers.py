@@ -17,7 +17,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"manager": set()},
     {"options": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
-    {"diagnosis": set(), "manifests": set(), "environment": set()},
+    {"diagnosis": set(), "manifests": set(), "peers": set(), "environment": set()},
     {"logs": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
     {"errors": set(), "concurrency": set()},
