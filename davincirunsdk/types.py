@@ -49,6 +49,55 @@ class WorkerState(_Word):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a worker's training is, from its output or from its own calls of `progress`.
+
+    Attributes:
+        step: Steps so far; grows over epochs, also where what is printed begins anew in each.
+        total: Steps in all, None where only those of one epoch are known, or none.
+        time: Wall-clock seconds at which this step was seen.
+        epoch: Epoch as printed, None where none is.
+        epochs: Epochs in all.
+        epoch_step: Step within the epoch as printed, where steps are counted per epoch.
+        epoch_total: Steps of one epoch.
+        loss: The last loss; may be nan or inf.
+        step_seconds: Seconds per step.
+        eta: Seconds left until `total`.
+        stride: Steps between the last two reports.
+        values: What else the script gave, in its order.
+    """
+
+    step: int
+    total: int | None
+    time: float
+    epoch: int | None = None
+    epochs: int | None = None
+    epoch_step: int | None = None
+    epoch_total: int | None = None
+    loss: float | None = None
+    step_seconds: float | None = None
+    eta: float | None = None
+    stride: int = 1
+    values: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        """Such as `step 430/1000, loss 0.81, 0.303 s/step, 0:02:52 left`."""
+        words = [f"step {self.step}" if self.total is None else f"step {self.step}/{self.total}"]
+        if self.epoch is not None:
+            epoch = f"epoch {self.epoch}" if self.epochs is None else f"epoch {self.epoch}/{self.epochs}"
+            if self.total is None and self.epoch_total is not None:
+                epoch += f" ({self.epoch_step}/{self.epoch_total})"
+            words.append(epoch)
+        if self.loss is not None:
+            words.append(f"loss {self.loss:.4g}")
+        if self.step_seconds is not None:
+            words.append(f"{self.step_seconds:.3g} s/step")
+        if self.eta is not None:
+            words.append(f"{readable_time(self.eta)} left")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """One worker as it stands at the moment of asking.
 
@@ -69,6 +118,7 @@ class WorkerStatus:
         last_line: The last line of output, decoded, at most 200 characters.
         lost_bytes: Bytes that could not be written to the log file.
         name: `rank 3` or `scheduler`.
+        progress: How far its training is, None while nothing tells.
     """
 
     rank: int
@@ -86,6 +136,7 @@ class WorkerStatus:
     lost_bytes: int
     name: str
     npu_id: int = -1
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +364,14 @@ class Event:
     pid: int | None = None
     exit_code: int | None = None
     detail: str = field(default="")
+
+
+def readable_time(seconds: float) -> str:
+    """Write a length of time, such as `1:02:03` or `2 d 1:02:03`."""
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    clock = f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days} d {clock}" if days else clock
 
 
 def signal_name(exit_code: int | None) -> str | None:

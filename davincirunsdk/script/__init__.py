@@ -1,0 +1,1 @@
+"""What a training script may import: light, without dependencies, and without effect outside a job."""

@@ -1,0 +1,1 @@
+"""How far a worker's training is: what frameworks print, what a script says itself, and who lags behind."""
