@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         WorkerSpawnError,
     )
     from davincirunsdk.manager import FMKManager
+    from davincirunsdk.script.progress import progress
     from davincirunsdk.types import (
         Event,
         JobState,
         Leftover,
         LogBlock,
         LogLine,
+        Progress,
         RunResult,
         WorkerFailure,
         WorkerState,
@@ -57,10 +59,12 @@ _HOMES = {
     "Leftover": "types",
     "LogBlock": "types",
     "LogLine": "types",
+    "Progress": "types",
     "RunResult": "types",
     "WorkerFailure": "types",
     "WorkerState": "types",
     "WorkerStatus": "types",
+    "progress": "script.progress",
 }
 
 __all__ = [
@@ -73,6 +77,7 @@ __all__ = [
     "LogBlock",
     "LogLine",
     "PlatformError",
+    "Progress",
     "RankTableError",
     "RankTableTimeoutError",
     "RunResult",
@@ -84,6 +89,7 @@ __all__ = [
     "aio",
     "engines",
     "init_rank_table",
+    "progress",
     "set_random_ms_cache_dir",
     "start_and_wait_distributed_train",
     "start_distributed_train",

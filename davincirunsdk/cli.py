@@ -201,6 +201,11 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
     help="Keep head and tail of a longer log file; such as 500M.  [default: no limit]",
 )
 @click.option(
+    "--progress-pattern",
+    metavar="REGEX",
+    help="Lines that tell a worker's step, beside the known ones; groups step, total, loss, epoch, seconds.",
+)
+@click.option(
     "--grace-period",
     default=15.0,
     type=click.FloatRange(0),
@@ -246,6 +251,7 @@ def _command(
     color: str,
     live: bool,
     log_limit: int | None,
+    progress_pattern: str | None,
     grace_period: float,
     framework: str,
     engine: str | None,

@@ -18,6 +18,7 @@ from davincirunsdk.logs.events_file import EVENTS_PATIENCE, EventLog
 from davincirunsdk.logs.pump import LogPump
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
+from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import WorkerGroup
 from davincirunsdk.supervision.prepare import Launch, prepare
 from davincirunsdk.supervision.verdict import judge
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.output import Sink, Snapshot
     from davincirunsdk.supervision.worker import Worker
-    from davincirunsdk.types import WorkerStatus
+    from davincirunsdk.types import Progress, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -117,6 +118,8 @@ class FMKManager:
         self._error: DavinciRunError | None = None
         self._told = False
         self._events: list[Event] = []
+        self._last_progress: dict[int | None, Event] = {}
+        self._steps: JobSteps | None = None
         self._event_feeds: list[Feed[Event]] = []
         self._events_ended = False
         self._events_lock = threading.Lock()
@@ -330,7 +333,7 @@ class FMKManager:
         """Stream the job's events, from its first on, until it has ended."""
         feed: Feed[Event] = Feed()
         with self._events_lock:
-            for event in self._events:
+            for event in sorted([*self._events, *self._last_progress.values()], key=lambda one: one.time):
                 feed.offer(event)
             if self._events_ended:
                 feed.close()
@@ -388,16 +391,19 @@ class FMKManager:
                 )
             )
         )
-        pumps = []
+        pumps: list[LogPump] = []
         try:
             waits.settle()
             self._launch = launch
+            steps = self._steps = JobSteps(launch.specs, self._options.progress_pattern, self._note_progress)
             self._open_display(launch)
             for spec, file in zip(launch.specs, launch.files, strict=True):
-                pumps.append(LogPump(spec.rank, file, self._hub))
+                pumps.append(LogPump(spec.rank, file, self._hub, steps.scanners[len(pumps)]))
             self._event_log = EventLog(launch.events, launch.job_id, cluster.node.name)
             self._events_written = self._event_log.start()
         except BaseException as error:
+            if self._steps is not None:
+                self._steps.end()
             if self._sink is not None:
                 self._sink.close(0.0)
             for pump in pumps:
@@ -451,7 +457,9 @@ class FMKManager:
     async def _supervise(self, started: asyncio.Future[None]) -> None:
         group = self._group
         assert group is not None
+        assert self._steps is not None
         waits = Patience(self._request_stop)
+        self._steps.begin()
         try:
             await group.run(
                 started=lambda: resolve(started, None),
@@ -460,6 +468,7 @@ class FMKManager:
         except WorkerSpawnError as error:
             self._error = error
         finally:
+            self._steps.end()
             try:
                 await self._judge(waits, at_end=True)
             finally:
@@ -544,11 +553,20 @@ class FMKManager:
 
     def _emit(self, event: Event) -> None:
         with self._events_lock:
-            self._events.append(event)
+            if event.progress is None:
+                self._events.append(event)
+            else:
+                # Who comes late needs the last one only, and days of them would fill the memory.
+                self._last_progress[event.rank] = event
             for feed in self._event_feeds:
                 feed.offer(event)
         if self._event_log is not None:
             self._event_log.put(event)
+
+    def _note_progress(self, rank: int, progress: Progress) -> None:
+        self._emit(
+            Event(kind="progress", time=time.time(), rank=rank, detail=str(progress), progress=progress)
+        )
 
     def _on_trouble(self, text: str) -> None:
         logger.warning("%s", text)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.steps.shapes import parse_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ class JobKeywords(TypedDict, total=False):
     framework: str
     fail_fast: bool
     log_limit: int | None
+    progress_pattern: str | None
     echo: str | None
     prefix: str
     color: ColourChoice
@@ -351,6 +353,9 @@ class JobOptions(Wish):
             failure and the others go on until `stop`.
         log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
             out between; None for any number.
+        progress_pattern: A regular expression for lines that tell a worker's step, beside the known
+            ones: with a group named `step`, and `total`, `epoch`, `epochs`, `loss`, `seconds`, `ms`
+            or `eta` as wanted; without names the first group is the step, the second the total.
         display: What is shown of the workers' output.
     """
 
@@ -367,6 +372,7 @@ class JobOptions(Wish):
     framework: str = option("auto", one_of(FRAMEWORKS))
     fail_fast: bool = option(True, flag)
     log_limit: int | None = option(None, number(1))
+    progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
     display: Display = field(default_factory=Display)
 
     @classmethod

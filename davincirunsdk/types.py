@@ -350,12 +350,14 @@ class Event:
     """Something that happened to the job; never holds a value of an environment variable.
 
     Attributes:
-        kind: `started`, `exited`, `stopping`, `killing`, `leftover`, `warning` or `finished`.
+        kind: `started`, `progress` (at most one a second and rank), `exited`, `stopping`, `killing`,
+            `leftover`, `warning` or `finished`.
         time: Wall-clock seconds.
         rank: The worker it is about, None for the whole job.
         pid: The process it is about.
         exit_code: With `exited` and `finished`.
         detail: In words.
+        progress: With `progress`.
     """
 
     kind: str
@@ -364,6 +366,7 @@ class Event:
     pid: int | None = None
     exit_code: int | None = None
     detail: str = field(default="")
+    progress: Progress | None = None
 
 
 def readable_time(seconds: float) -> str:

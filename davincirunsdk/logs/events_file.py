@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,18 @@ if TYPE_CHECKING:
     import asyncio
 
     from davincirunsdk.logs.file import LogFile
-    from davincirunsdk.types import Event
+    from davincirunsdk.types import Event, Progress
 
 SCHEMA = 1
 """Version of the lines' shape: a field may be added under the same number, none changes or goes.
 
 `v` this number; `time` wall-clock seconds; `kind` as in `Event`; `job`, `node` names; and where they
 have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code` (negative for a signal),
-`signal`, `detail`.
+`signal`, `detail`, `progress` (an object of `step total epoch epochs loss step_seconds eta values`).
 """
+
+_PROGRESS_LINES = 1000
+"""A rank's progress is written again after this part of the time since its first: days fill no disk."""
 
 EVENTS_PATIENCE = 2.0
 """Seconds that the last events may take on a stuck disk."""
@@ -40,6 +44,7 @@ class EventLog:
         self._file = file
         self._job_id = job_id
         self._node = node
+        self._progress: dict[int | None, tuple[float, float]] = {}
         self._queue: queue.SimpleQueue[tuple[Event, str] | None] = queue.SimpleQueue()
 
     def start(self) -> asyncio.Future[None]:
@@ -66,6 +71,8 @@ class EventLog:
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:
             event, node = item
+            if event.progress is not None and not self._is_due(event):
+                continue
             line: dict[str, object] = {"v": SCHEMA, "time": event.time, "kind": event.kind}
             line |= {"job": self._job_id, "node": node}
             about = {
@@ -74,7 +81,28 @@ class EventLog:
                 "exit_code": event.exit_code,
                 "signal": signal_name(event.exit_code),
                 "detail": event.detail or None,
+                "progress": None if event.progress is None else _figures(event.progress),
             }
             line |= {name: value for name, value in about.items() if value is not None}
             self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         self._file.close()
+
+    def _is_due(self, event: Event) -> bool:
+        first, last = self._progress.get(event.rank, (event.time, 0.0))
+        if event.time - last < (event.time - first) / _PROGRESS_LINES:
+            return False
+        self._progress[event.rank] = first, event.time
+        return True
+
+
+def _figures(progress: Progress) -> dict[str, object]:
+    names = ("step", "total", "epoch", "epochs", "loss", "step_seconds", "eta")
+    figures: dict[str, object] = {name: _figure(getattr(progress, name)) for name in names}
+    if progress.values:
+        figures["values"] = {name: _figure(value) for name, value in progress.values}
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _figure(value: float | None) -> float | str | None:
+    """JSON knows neither nan nor inf."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

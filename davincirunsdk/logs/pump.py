@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from davincirunsdk.logs.file import LogFile
     from davincirunsdk.logs.streams import LogHub
+    from davincirunsdk.steps.scan import StepScanner
+    from davincirunsdk.types import Progress
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = (1 << 16, 1 << 20)
@@ -42,17 +44,19 @@ class LogPump:
         rank: The worker.
         file: Its log file, which the pump closes at the end.
         hub: Takes what the pump carried.
+        steps: Looks for the worker's steps in it.
 
     Attributes:
         source: The end of the pipe that the worker writes to.
     """
 
-    def __init__(self, rank: int, file: LogFile, hub: LogHub) -> None:
+    def __init__(self, rank: int, file: LogFile, hub: LogHub, steps: StepScanner | None = None) -> None:
         self.rank = rank
         self.file = file
         self.last_output: float | None = None
         self.writing: bool = False
         self._hub = hub
+        self._steps = steps
         self._tail = bytearray()
         self._lock = threading.Lock()
         self.source: int
@@ -111,6 +115,10 @@ class LogPump:
         """Return the last output, some 64 KiB of it."""
         return bytes(self._tail[-_TAIL_BYTES:])
 
+    def progress(self) -> Progress | None:
+        """Return how far the worker's training is, None while nothing tells."""
+        return None if self._steps is None else self._steps.progress
+
     def last_line(self) -> str:
         """Return the last line that is not empty, at most 200 characters of it."""
         for line in reversed(bytes(self._tail[-2000:]).replace(b"\r", b"\n").split(b"\n")):
@@ -144,6 +152,8 @@ class LogPump:
                 size = min(2 * size, largest) if count == size else max(smallest, size // 2)
         finally:
             self._look_back()
+            if self._steps is not None:
+                self._steps.announce(last=True)
             os.close(self._pipe)
             for end in self._relay or ():
                 os.close(end)
@@ -203,6 +213,8 @@ class LogPump:
         if missing := self._unseen - len(data):
             self._tail = bytearray()
             self._hub.skip(self.rank, missing)
+            if self._steps is not None:
+                self._steps.skip()
         self._unseen = 0
         self._looked_back = time.time()
         self._see(data)
@@ -219,3 +231,5 @@ class LogPump:
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
         self._hub.publish(LogBlock(rank=self.rank, data=data, time=self.last_output or time.time()))
+        if self._steps is not None:
+            self._steps.see(data)

@@ -30,7 +30,7 @@ _REFRESH = 1.0
 _KEPT_LINES = 500
 """Lines that stay on the terminal when the view ends."""
 
-_COLUMNS = ("", "state", "pid", "time", "exit", "log", "last line")
+_COLUMNS = ("", "state", "pid", "time", "exit", "progress", "log", "last line")
 _STATE_STYLES = {
     "RUNNING": "blue",
     "STOPPING": "yellow",
@@ -132,11 +132,12 @@ class LiveSink(TerminalSink):
             box=None,
             pad_edge=False,
         )
-        cells = [_cells(row) for row in shown]
-        for number, name in enumerate(_COLUMNS):
+        columns = [name for name in _COLUMNS if name != "progress" or any(row.progress for row in rows)]
+        cells = [_cells(row, columns) for row in shown]
+        for number, name in enumerate(columns):
             # The last line gives way first when the terminal is narrow.
             widest = max([len(name), *(len(row[number]) for row in cells)])
-            least = widest if name != _COLUMNS[-1] else len(name)
+            least = widest if name != columns[-1] else len(name)
             table.add_column(name, no_wrap=True, header_style="dim", overflow="ellipsis", min_width=least)
         for row in cells:
             table.add_row(*row)
@@ -146,10 +147,10 @@ class LiveSink(TerminalSink):
         return page.getvalue().splitlines()
 
 
-def _cells(row: TableRow) -> list[Text]:
-    words = (row.name, row.state, row.pid, row.uptime, row.exit, row.log, row.last_line)
-    cells = [Text(word) for word in words]
-    cells[1].stylize(_STATE_STYLES.get(row.state, "dim"))
+def _cells(row: TableRow, columns: list[str]) -> list[Text]:
+    words = (row.name, row.state, row.pid, row.uptime, row.exit, row.progress, row.log, row.last_line)
+    cells = {name: Text(word) for name, word in zip(_COLUMNS, words, strict=True)}
+    cells["state"].stylize(_STATE_STYLES.get(row.state, "dim"))
     if row.state == "FAILED":
-        cells[4].stylize(_STATE_STYLES["FAILED"])
-    return cells
+        cells["exit"].stylize(_STATE_STYLES["FAILED"])
+    return [cells[name] for name in columns]

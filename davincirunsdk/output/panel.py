@@ -53,8 +53,9 @@ class Panel:
     def plain(self, snapshot: Snapshot, tail: Tail, bars: list[tuple[int, str]]) -> str:
         """Return the panel as text: a short table, the report, then lines, each with its rank in front."""
         text = [headline(snapshot) + _as_of(snapshot)]
-        columns = [(row.name, row.state, row.pid, row.uptime, row.exit) for row in table_rows(snapshot)]
-        columns.insert(0, ("", "state", "pid", "time", "exit"))
+        table = table_rows(snapshot)
+        columns = [("", "state", "pid", "time", "exit", "progress" if _tells(table) else "")]
+        columns += [(row.name, row.state, row.pid, row.uptime, row.exit, row.progress) for row in table]
         widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
         text += [
             "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
@@ -115,9 +116,11 @@ class Panel:
         )
 
     def _table(self, snapshot: Snapshot) -> str:
-        names = ("", "state", "pid", "time", "exit", "log", "last line")
+        table = table_rows(snapshot)
+        tells = _tells(table)
+        names = ["", "state", "pid", "time", "exit", *(["progress"] if tells else []), "log", "last line"]
         head = "".join(f'<th style="{_CELL};font-weight:600;color:{_QUIET}">{name}</th>' for name in names)
-        rows = "".join(map(_row, table_rows(snapshot)))
+        rows = "".join(_row(row, tells) for row in table)
         return (
             f'<table style="border-collapse:collapse;table-layout:auto;width:100%;margin:0 0 6px;{_SANS}">'
             f'<thead><tr style="background:none">{head}</tr></thead><tbody>{rows}</tbody></table>'
@@ -172,7 +175,11 @@ def _badge(state: str) -> str:
     )
 
 
-def _row(row: TableRow) -> str:
+def _tells(table: list[TableRow]) -> bool:
+    return any(row.progress for row in table)
+
+
+def _row(row: TableRow, tells: bool) -> str:
     failed = row.state == JobState.FAILED.value
     colour = _STATE_COLOURS.get(row.state, _QUIET)
     background = "background:rgba(224,49,49,.12)" if failed else "background:none"
@@ -182,7 +189,8 @@ def _row(row: TableRow) -> str:
         f'<td style="{_CELL}">{row.pid}</td>'
         f'<td style="{_CELL}">{row.uptime}</td>'
         f'<td style="{_CELL}">{escape(row.exit)}</td>'
-        f'<td style="{_CELL}">{row.log}</td>'
+        + (f'<td style="{_CELL}">{escape(row.progress)}</td>' if tells else "")
+        + f'<td style="{_CELL}">{row.log}</td>'
         f'<td style="{_CELL};{_MONO};{_REST}">{escape(row.last_line)}</td>'
     )
     return f'<tr style="{background}">{cells}</tr>'

@@ -1,4 +1,4 @@
-"""The launcher's end of `davincirunsdk.progress`: memory that workers write their step to."""
+"""The launcher's end of `davincirunsdk.progress`: memory that workers write their step to, and a bell."""
 
 from __future__ import annotations
 
@@ -7,56 +7,69 @@ import mmap
 import os
 import zlib
 
-from davincirunsdk.script.progress import HEAD, MAGIC, SLOT_BYTES
+from davincirunsdk.script.progress import HEAD, MEMORY_NAME, SLOT_BYTES
 from davincirunsdk.steps.shapes import Reading
 
 
 class Channel:
     """Shared memory with a place for each worker of this node.
 
-    It has no name in any file system: workers open it through this process's descriptor, so nothing is left
-    of it however this process ends.
+    It has no name in any file system: workers open it through this process's descriptors, so nothing is
+    left of it however this process ends.
 
     Args:
         places: How many workers.
+
+    Attributes:
+        bell: Descriptor that can be read when a worker has written, at most once a second and worker.
 
     Raises:
         OSError: The kernel has none; a job goes on without.
     """
 
     def __init__(self, places: int) -> None:
-        self._file = os.memfd_create("davincirun-progress", os.MFD_CLOEXEC)
+        self._file = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         try:
-            os.truncate(self._file, (1 + places) * SLOT_BYTES)
-            os.pwrite(self._file, MAGIC, 0)
+            os.truncate(self._file, places * SLOT_BYTES)
             self._memory = mmap.mmap(self._file, 0)
+            self.bell, self._bell_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except BaseException:
             os.close(self._file)
             raise
 
     def variable(self, place: int) -> str:
         """Value of the variable by which a worker finds its place."""
-        return f"/proc/{os.getpid()}/fd/{self._file}:{place}"
+        return f"{os.getpid()}:{self._file}:{self._bell_end}:{place}"
 
-    def slot(self, place: int) -> Slot:
-        """Return a reader of one worker's place."""
-        return Slot(self, place)
+    def answer_bell(self) -> None:
+        """Empty the bell's pipe."""
+        try:
+            while len(os.read(self.bell, 4096)) == 4096:
+                pass
+        except BlockingIOError:
+            return
 
     def read(self, place: int) -> bytes:
         """Read a place as it is now; b"" when the channel is closed."""
-        if self._memory.closed:
+        try:
+            return self._memory[place * SLOT_BYTES : (1 + place) * SLOT_BYTES]
+        except ValueError:
             return b""
-        return self._memory[(1 + place) * SLOT_BYTES : (2 + place) * SLOT_BYTES]
 
     def close(self) -> None:
         """Give the memory back; workers that still write write into nothing."""
-        if not self._memory.closed:
-            self._memory.close()
-            os.close(self._file)
+        self._memory.close()
+        for file in (self._file, self.bell, self._bell_end):
+            os.close(file)
 
 
 class Slot:
-    """Reads one worker's place."""
+    """Reads one worker's place.
+
+    Args:
+        channel: The node's.
+        place: The worker's number in it.
+    """
 
     def __init__(self, channel: Channel, place: int) -> None:
         self._channel = channel
@@ -65,7 +78,7 @@ class Slot:
 
     def read(self) -> tuple[Reading, float] | None:
         """Return what the script said last and when, None where there is nothing new."""
-        # It may be written meanwhile: the sum tells.
+        # It may be written in this moment: the sum tells.
         for _ in range(3):
             data = self._channel.read(self._place)
             if not data:
@@ -80,10 +93,7 @@ class Slot:
 
 
 def _reading(step: int, total: int, text: bytes) -> Reading:
-    try:
-        values: dict[str, float] = json.loads(text) if text else {}
-    except ValueError:
-        values = {}
+    values: dict[str, float] = json.loads(text) if text else {}
     loss = values.pop("loss", None)
     return Reading(
         shape="script",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median_low
+from statistics import median_high
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,11 +33,8 @@ def lagging(workers: Iterable[WorkerStatus]) -> tuple[tuple[WorkerStatus, int], 
     ]
     if len(told) < 2:
         return ()
-    # Of two, the one in front is the measure: median_low would take the other.
-    middle = max(
-        median_low([progress.step for _, progress in told]),
-        *([progress.step for _, progress in told] if len(told) == 2 else []),
-    )
+    # Of two ranks the one in front is the measure.
+    middle = median_high([progress.step for _, progress in told])
     found = []
     for worker, progress in told:
         behind = middle - progress.step

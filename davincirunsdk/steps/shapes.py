@@ -200,10 +200,10 @@ SHAPES: tuple[Shape, ...] = (
         clue="%",
         patterns=(
             _re(
-                r"^\s*(?P<epoch>\d+)/(?P<epochs>\d+)\s+[\d.]+[GM]?B?\s.*:\s*\d+%\s*(?:\|[^|]*\||[━╸╺─ ]*)"
+                r"(?<!\S)(?P<epoch>\d+)/(?P<epochs>\d+)\s+[\d.]+[GM]?B?\s.*:\s*\d+%\s*(?:\|[^|]*\||[━╸╺─ ]*)"
                 r"\s*(?P<step>\d+)/(?P<total>\d+)\b"
             ),
-            _number("loss", r"^\s*\d+/\d+\s+[\d.]+[GM]?B?\s"),
+            _number("loss", r"(?<!\S)\d+/\d+\s+[\d.]+[GM]?B?\s"),
             _re(r"(?P<rate>[\d.]+)it/s"),
         ),
         first_epoch=1,
@@ -226,7 +226,7 @@ SHAPES: tuple[Shape, ...] = (
         clue="/step",
         patterns=(
             _re(
-                r"^\s*(?P<step>\d+)/(?P<total>\d+)\s+(?:━+\s+|\[[=>.]+\] - |- )"
+                r"(?<!\S)(?P<step>\d+)/(?P<total>\d+)\s+(?:━+\s+|\[[=>.]+\] - |- )"
                 r"(?:(?P<eta>(?:\d+:)*\d+s?) (?:- )?)?(?P<per>\d+)(?P<unit>us|ms|s|min|h)/step"
             ),
             _LOSS,
@@ -236,14 +236,14 @@ SHAPES: tuple[Shape, ...] = (
         name="Keras",
         clue="eta: ",
         patterns=(
-            _re(r"^\s*(?P<step>\d+)/(?P<total>\d+)\s+\[[=>.]+\]\s+- ETA: (?P<eta>(?:\d+:)*\d+s?)"),
+            _re(r"(?<!\S)(?P<step>\d+)/(?P<total>\d+)\s+\[[=>.]+\]\s+- ETA: (?P<eta>(?:\d+:)*\d+s?)"),
             _LOSS,
         ),
     ),
     Shape(
         name="epoch",
         clue="epoch",
-        patterns=(_re(r"^\s*Epoch (?P<epoch>\d+)/(?P<epochs>\d+)\s*$"),),
+        patterns=(_re(r"(?<!\S)Epoch (?P<epoch>\d+)/(?P<epochs>\d+)\s*$"),),
         first_epoch=1,
     ),
     Shape(

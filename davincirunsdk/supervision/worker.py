@@ -248,6 +248,7 @@ class Worker:
             last_line=self.pump.last_line(),
             lost_bytes=self.pump.file.lost,
             name=self.spec.name,
+            progress=self.pump.progress(),
         )
 
 

@@ -18,9 +18,9 @@ ORDER: list[dict[str, set[str]]] = [
     {"options": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
     {"diagnosis": set(), "manifests": set(), "peers": set(), "environment": set()},
-    {"logs": set(), "leftovers": set(), "rank_table": set()},
+    {"logs": set(), "steps": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
-    {"errors": set(), "concurrency": set()},
+    {"errors": set(), "concurrency": set(), "script": set()},
     {"types": set(), "__init__": set()},
 ]
 DEMO = "demo"  # a program of its own
