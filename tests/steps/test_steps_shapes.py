@@ -63,7 +63,7 @@ LINES: dict[str, tuple[str, Expected]] = {
         (41, 5000, math.nan, 2.5),
     ),
     "MindSpeed-MM": (
-        " iteration   41/    5000 | elapsed time per iteration (ms): 2500.0 | loss: 1.5E+00 | loss scale: 1.0 |",
+        " iteration   41/    5000 | elapsed time per iteration (ms): 2500.0 | loss: 1.5E+00 |",
         (41, 5000, 1.5, 2.5),
     ),
     "MindSpore LossMonitor": ("epoch: 3 step: 57, loss is 0.40625", (57, None, 0.40625, None)),
@@ -74,7 +74,8 @@ LINES: dict[str, tuple[str, Expected]] = {
     "MindFormers": (
         (
             "2026-03-02 08:15:41,123 - mindformers[callback.py:529] - INFO - { "
-            "Epoch:[  2/  3], step:[    7/   50], loss: 3.250, per_step_time: 1500ms, lr: 1e-05, overflow cond: False, loss_scale: 1.0"
+            "Epoch:[  2/  3], step:[    7/   50], loss: 3.250, per_step_time: 1500ms, lr: 1e-05, "
+            "overflow cond: False, loss_scale: 1.0"
         ),
         (7, 50, 3.25, 1.5),
     ),
@@ -129,7 +130,7 @@ LINES: dict[str, tuple[str, Expected]] = {
     ),
     "ultralytics": (
         (
-            f"     17/100      9.62G     0.6250     0.5566      1.005         72        960: 100%{BAR} 29/294 "
+            f"   17/100      9.62G     0.6250     0.5566      1.005         72        960: 100%{BAR} 29/294 "
             "[00:14<02:13,  2.00it/s]"
         ),
         (29, 294, 0.625, 0.5),
