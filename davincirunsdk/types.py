@@ -8,10 +8,7 @@ import signal
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path  # noqa: TC003 # engines send these classes, and read their annotations
 
 
 class _Word(str, Enum):

@@ -1,14 +1,15 @@
-"""What the driver of a job and the agents on its nodes tell each other: frozen data, made to be pickled."""
+"""What the driver of a job and the agents on its nodes tell each other: frozen data.
+
+Ray pickles it, ssh and meetings send it as MessagePack (`wire`), which reads the annotations below.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from davincirunsdk.errors import DavinciRunError
-    from davincirunsdk.options import JobOptions
-    from davincirunsdk.types import Event, LogBlock, RunResult, WorkerStatus
+from davincirunsdk.errors import DavinciRunError  # noqa: TC001 # the wire reads these annotations
+from davincirunsdk.options import JobOptions  # noqa: TC001 # as above
+from davincirunsdk.types import Event, LogBlock, RunResult, WorkerStatus  # noqa: TC001 # as above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
