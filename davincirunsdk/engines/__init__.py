@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from davincirunsdk.engines import ray
+    from davincirunsdk.engines import ray, ssh
 
-__all__ = ["ray"]
+__all__ = ["ray", "ssh"]
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,6 @@ asks for the NPUs of its node. Ray itself needs 13 s to tell that a node's rayle
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import select
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from davincirunsdk.concurrency import Patience, in_thread
 from davincirunsdk.engines.agent import NodeAgent
 from davincirunsdk.engines.driver import NodeLostError, NodesManager
+from davincirunsdk.engines.whole import called_like, to_its_end, to_its_end_blocking
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.options import JobKeywords, JobOptions, refuse_unknown, spelled_out, whole_number
 
@@ -155,21 +155,7 @@ def manager_of(
     return NodesManager.from_options(placement, options, collect=collect, notify=notify)
 
 
-def _called_like(
-    model: Callable[P, object],
-) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Give a function the parameters of another, for type checkers and for `help`."""
-
-    def give(function: Callable[..., T]) -> Callable[P, T]:
-        function.__signature__ = inspect.signature(model).replace(  # type: ignore[attr-defined] # known to inspect
-            return_annotation=function.__annotations__["return"]
-        )
-        return function
-
-    return give
-
-
-@_called_like(manager)
+@called_like(manager)
 async def run(*arguments: Any, **options: Any) -> RunResult:
     """Run a command on several nodes of a Ray cluster and wait for its end on all of them.
 
@@ -189,10 +175,10 @@ async def run(*arguments: Any, **options: Any) -> RunResult:
         RankTableError: The nodes' NPUs make no rank table.
         WorkerSpawnError: The command cannot be started on one of the nodes.
     """
-    return await _to_its_end(manager(*arguments, **options))
+    return await to_its_end(manager(*arguments, **options))
 
 
-@_called_like(manager)
+@called_like(manager)
 def run_blocking(*arguments: Any, **options: Any) -> RunResult:
     """Do what `run` does in code that is not asynchronous, in a notebook's cell too.
 
@@ -210,20 +196,7 @@ def run_blocking(*arguments: Any, **options: Any) -> RunResult:
     Raises:
         DistributedRuntimeError: As `run`, and so for all its other errors.
     """
-    from davincirunsdk.blocking import run_in_background, sigterm_ends_waiting
-
-    job = manager(*arguments, **options)
-
-    async def hasten() -> None:
-        job.stop(now=True)
-
-    with sigterm_ends_waiting():
-        return run_in_background(lambda: _to_its_end(job), hasten)
-
-
-async def _to_its_end(job: NodesManager) -> RunResult:
-    async with job:
-        return await job.wait()
+    return to_its_end_blocking(manager(*arguments, **options))
 
 
 class RayAgent(NodeAgent):

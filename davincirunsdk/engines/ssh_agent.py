@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -32,12 +33,9 @@ from davincirunsdk.engines.calls import (
     Started,
     Stop,
 )
-from davincirunsdk.engines.wire import Channel, LinkEnded, Message
+from davincirunsdk.engines.wire import Channel, LinkEnded, Message, over_pipes
 from davincirunsdk.errors import DavinciRunError, PlatformError
 from davincirunsdk.host import addresses
-
-READ_LIMIT = 1 << 20
-"""Bytes that a stream holds before it makes its sender wait, and that may stand before the first word."""
 
 _GREETING_PATIENCE = 60.0
 """Seconds for the driver's first message; without one, somebody started this by hand."""
@@ -46,6 +44,12 @@ _LAST_WORDS = 0.5
 """Seconds that an agent which has to go stays, for its last report to reach the driver."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def first_word(nonce: str) -> bytes:
+    """What an agent says before anything else; its version follows, to the end of the line."""
+    # On a line of its own, after whatever came before, and not what a shell that echoes commands prints.
+    return f"\n{nonce} is here: davincirunsdk ".encode()
 
 
 def beat_interval(lost_after: float) -> float:
@@ -96,7 +100,8 @@ class _Service:
         async with anyio.create_task_group() as group:
             group.start_soon(self._channel.beat, beat_interval(lost_after))
             listening = asyncio.ensure_future(self._listen(lost_after))
-            await asyncio.wait({listening, self._signalled}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {listening, self._signalled}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if listening.done():
                 await self._agent.leave(f"the link to its driver has ended: {listening.result()}")
             else:
@@ -149,9 +154,27 @@ def _look_for_folders(folders: tuple[str, ...]) -> None:
 
 
 async def _main(source: int, target: int) -> None:
-    loop = asyncio.get_running_loop()
-    reader, writer = await streams(open(source, "rb", 0), open(target, "wb", 0))  # noqa: ASYNC230, SIM115 # pipes that are open; the transports close them
-    del loop
+    reader, writer = await over_pipes(os.fdopen(source, "rb", 0), os.fdopen(target, "wb", 0))
     channel = Channel(reader, writer, accepts=TO_AGENT)
     await _Service(channel).run()
-    channel.close()
+
+
+def main(nonce: str) -> None:
+    """Be the program; never returns.
+
+    Args:
+        nonce: What the driver knows this agent's first word by: a login shell may print before it.
+    """
+    source, target = os.dup(0), os.dup(1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    # Whatever prints in this process must not do so between messages.
+    os.dup2(2, 1)
+    os.write(target, first_word(nonce) + f"{__version__}\n".encode())
+    asyncio.run(_main(source, target))
+    # Threads that hang in a look at a sick driver must not hold the exit.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,12 +1,14 @@
-"""Typed messages over a byte stream: a length, then MessagePack of a declared type. Never code, always bounded."""
+"""Typed and bounded messages over a byte stream: a length, then MessagePack of a declared kind."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import struct
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +28,10 @@ _ERRORS = (
     errors.RankTableError,
     errors.PlatformError,
 )
+
+
+READ_LIMIT = 1 << 20
+"""Bytes that a stream holds before its sender has to wait."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +67,7 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._most_bytes = most_bytes
-        kinds = Union[(Beat, *accepts)]  # noqa: UP007 # of kinds known at run time only
+        kinds = reduce(or_, accepts, Beat)
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kinds, dec_hook=_decode)
 
     async def receive(self, silence: float) -> Message:
@@ -146,6 +152,19 @@ class Channel:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
             raise LinkEnded(f"it sent something else than the messages of this version: {error}") from None
+
+
+async def over_pipes(
+    source: IO[bytes], target: IO[bytes]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Make streams of two pipes or sockets, which belong to the streams from now on."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(READ_LIMIT, loop=loop)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), source)
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.streams.FlowControlMixin(loop=loop), target
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
 
 
 def encode(message: Message) -> bytes:
