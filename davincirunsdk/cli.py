@@ -32,7 +32,7 @@ from davincirunsdk.options import JobOptions, NodeKeywords, absolute, parse_pref
 from davincirunsdk.types import JobState, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
+    from collections.abc import Callable, Iterator, Sized
 
     from davincirunsdk.engines.driver import NodesManager
     from davincirunsdk.types import RunResult
@@ -220,8 +220,32 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option(
     "--engine",
-    type=click.Choice(["ray"]),
-    help="Start the workers of all --nnodes from here, on the Ray cluster of RAY_ADDRESS or of this machine.",
+    type=click.Choice(["ray", "ssh"]),
+    help="Start the workers of all nodes from here: ray, on --nnodes of the Ray cluster of RAY_ADDRESS or of "
+    "this machine; ssh, on --hosts or --hostfile.",
+)
+@click.option("--hosts", metavar="HOSTS", help="With --engine ssh: hosts, such as a,b:8 or atlas[01-16].")
+@click.option(
+    "--hostfile",
+    type=click.Path(),
+    metavar="FILE",
+    help="With --engine ssh: file with a host on each line, such as `atlas01 slots=8`.",
+)
+@click.option(
+    "--ssh",
+    metavar="COMMAND",
+    help="With --engine ssh: the client and its options, such as 'ssh -p 2222'.  [default: ssh]",
+)
+@click.option(
+    "--remote-python",
+    metavar="PATH",
+    help="With --engine ssh: Python on the hosts.  [default: the path of the current one]",
+)
+@click.option(
+    "--lost-after",
+    type=click.FloatRange(1),
+    metavar="S",
+    help="Seconds of silence after which another node counts as lost.  [default: 30]",
 )
 @click.option(
     "--resource",
@@ -255,6 +279,11 @@ def _command(
     grace_period: float,
     framework: str,
     engine: str | None,
+    hosts: str | None,
+    hostfile: str | None,
+    ssh: str | None,
+    remote_python: str | None,
+    lost_after: float | None,
     resource: str,
     quiet: bool,
     verbose: bool,
@@ -266,6 +295,9 @@ def _command(
     word of the command. Each worker's output goes to a log file of its own and, line by line, to
     standard output.
     """
+    for name in _OF_SSH:
+        if engine != "ssh" and _given(context, name):
+            raise click.UsageError(f"--{name.replace('_', '-')} has no use without --engine ssh")
     kind = manifest_kind(context)
     if kind is not None:
         print_manifest(
@@ -284,7 +316,7 @@ def _command(
     logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
     try:
         if engine is not None:
-            _refuse_with_engine(context, nnodes)
+            _refuse_with_engine(context, engine)
         notify = None if quiet else words.say
         asked = {
             name: value for name, value in context.params.items() if name in NodeKeywords.__annotations__
@@ -292,12 +324,8 @@ def _command(
         complete = _complete(command, module, absolute("work_dir", work_dir))
         job: FMKManager | NodesManager
         if engine is not None:
-            from davincirunsdk.engines import ray
-
-            # At SIGTERM, which we expect, Ray would print a stack as at a crash.
-            os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
             options = JobOptions.of(complete, work_dir, log_dir or "./log", **asked)
-            job = ray.manager_of(options, resource=resource, collect="none", notify=notify)
+            job = _over_nodes(engine, options, context, notify)
         else:
             options = JobOptions.of(complete, work_dir, log_dir, **asked)
             job = FMKManager.from_options(options, notify=notify)
@@ -316,17 +344,18 @@ def _command(
 
 
 _ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr")
+_OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
 
 
 def _given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _refuse_with_engine(context: click.Context, nnodes: int | None) -> None:
+def _refuse_with_engine(context: click.Context, engine: str) -> None:
     """Refuse what an engine settles itself.
 
     Raises:
-        ValueError: Such an option was given, or the number of nodes was not.
+        ValueError: Such an option was given, or what says where to run was not.
     """
     for name in _ONE_NODE:
         if _given(context, name):
@@ -334,8 +363,28 @@ def _refuse_with_engine(context: click.Context, nnodes: int | None) -> None:
                 f"--{name.replace('_', '-')} has no use with --engine, which asks the nodes: leave it out "
                 "or start davincirun on each node without --engine"
             )
-    if nnodes is None:
-        raise ValueError("--engine needs --nnodes: how many nodes the job is to have")
+    if engine == "ray" and not _given(context, "nnodes"):
+        raise ValueError("--engine ray needs --nnodes: how many nodes the job is to have")
+    if engine == "ssh" and _given(context, "hosts") == _given(context, "hostfile"):
+        found = "both --hosts and --hostfile" if _given(context, "hosts") else "neither of them"
+        raise ValueError(f"--engine ssh needs --hosts or --hostfile: found {found}")
+
+
+def _over_nodes(
+    engine: str, options: JobOptions, context: click.Context, notify: Callable[[str], None] | None
+) -> NodesManager:
+    """Describe a job whose nodes are all started from here."""
+    if engine == "ray":
+        from davincirunsdk.engines import ray
+
+        # At SIGTERM, which we expect, Ray would print a stack as at a crash.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+        resource = context.params["resource"]
+        return ray.manager_of(options, resource=resource, collect="none", notify=notify)
+    from davincirunsdk.engines import ssh
+
+    given = {name: context.params[name] for name in _OF_SSH if _given(context, name)}
+    return ssh.manager_of(options, collect="none", notify=notify, **given)
 
 
 def _complete(command: tuple[str, ...], module: bool, work_dir: Path) -> tuple[str, ...]:

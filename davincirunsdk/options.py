@@ -42,6 +42,7 @@ class JobKeywords(TypedDict, total=False):
     fail_fast: bool
     log_limit: int | None
     progress_pattern: str | None
+    lost_after: float
     echo: str | None
     prefix: str
     color: ColourChoice
@@ -153,6 +154,18 @@ def seconds(name: str, value: object) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} is {value}: expected seconds, 0 or more")
     return float(value)
+
+
+def _silence(name: str, value: object) -> float:
+    """Check how long another node may be silent: beats have to fit in.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is less than a second.
+    """
+    if seconds(name, value) < 1:
+        raise ValueError(f"{name} is {value}: expected seconds, 1 or more")
+    return seconds(name, value)
 
 
 def variables(name: str, env: object) -> dict[str, str]:
@@ -356,6 +369,8 @@ class JobOptions(Wish):
         progress_pattern: A regular expression for lines that tell a worker's step, beside the known
             ones: with a group named `step`, and `total`, `epoch`, `epochs`, `loss`, `seconds`, `ms`
             or `eta` as wanted; without names the first group is the step, the second the total.
+        lost_after: Seconds without a sign of another node after which it counts as lost, and after
+            which a node that was cut off ends its workers; at least 1. Ray has its own.
         display: What is shown of the workers' output.
     """
 
@@ -373,6 +388,7 @@ class JobOptions(Wish):
     fail_fast: bool = option(True, flag)
     log_limit: int | None = option(None, number(1))
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
+    lost_after: float = option(30.0, _silence)
     display: Display = field(default_factory=Display)
 
     @classmethod

@@ -46,7 +46,7 @@ from davincirunsdk.engines.wire import Channel, LinkEnded, Message, over_pipes
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.mark import JOB_MARK
-from davincirunsdk.options import JobKeywords, JobOptions, refuse_unknown, seconds, spelled_out
+from davincirunsdk.options import JobKeywords, JobOptions, refuse_unknown, spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ _NOTICE_AFTER = 3.0
 _CLOSE_PATIENCE = 3.0
 """Seconds for an agent and its ssh to leave once their work is done."""
 
-_NOISE_LINES = 12
+_NOISE_LINES = 40
 """Lines of what ssh and the remote shell print that are kept, to say why a host cannot be used."""
 
 _LOGIN = 255
@@ -103,7 +103,6 @@ def manager(
     nnodes: int | None = None,
     ssh: str = "ssh",
     remote_python: str = "",
-    lost_after: float = 30.0,
     collect: str = "all",
     notify: Callable[[str], None] | None = None,
     **keywords: Unpack[JobKeywords],
@@ -120,8 +119,6 @@ def manager(
         nnodes: Number of hosts to take, from the first on; by default all.
         ssh: The program to use, with options, such as `ssh -p 2222`.
         remote_python: Python on the hosts; by default the path of this one.
-        lost_after: Seconds without a sign of the other side after which a host counts as lost, and
-            after which a host that was cut off ends its workers; at least 1.
         collect: See there.
         notify: See there.
         **keywords: See `JobOptions`, which documents every option once.
@@ -141,7 +138,6 @@ def manager(
         hostfile=hostfile,
         ssh=ssh,
         remote_python=remote_python,
-        lost_after=lost_after,
         collect=collect,
         notify=notify,
     )
@@ -154,7 +150,6 @@ def manager_of(
     hostfile: str | os.PathLike[str] | None = None,
     ssh: str = "ssh",
     remote_python: str = "",
-    lost_after: float = 30.0,
     collect: str = "all",
     notify: Callable[[str], None] | None = None,
 ) -> NodesManager:
@@ -166,7 +161,6 @@ def manager_of(
         hostfile: See there.
         ssh: See there.
         remote_python: See there.
-        lost_after: See there.
         collect: See there.
         notify: See there.
 
@@ -184,8 +178,6 @@ def manager_of(
         listed = read_hostfile(hostfile)
     names, per_node = choose(listed, nnodes=options.nnodes, nproc_per_node=options.nproc_per_node)
     options = replace(options, nnodes=len(names), nproc_per_node=per_node)
-    if seconds("lost_after", lost_after) < 1:
-        raise ValueError(f"lost_after is {lost_after}: expected seconds, 1 or more")
     try:
         program = shlex.split(ssh)
     except ValueError as error:
@@ -200,7 +192,7 @@ def manager_of(
             env={name: value for name, value in os.environ.items() if CARRIED.fullmatch(name)},
             folders=(str(options.work_dir),) if options.work_dir.is_dir() else (),
             nproc_per_node=per_node,
-            lost_after=float(lost_after),
+            lost_after=options.lost_after,
         ),
         notify=notify or (lambda text: logger.warning("%s", text)),
     )
@@ -408,7 +400,7 @@ class _SshNode:
                 self._process.kill()
             await self._ended
         if self._channel is not None:
-            self._channel.abort()
+            self._channel.close()
 
     async def _open(self, program: Sequence[str], python: str, environment: Mapping[str, str]) -> None:
         nonce = secrets.token_hex(8)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -35,7 +35,11 @@ from davincirunsdk.engines.calls import (
 )
 from davincirunsdk.engines.wire import Channel, LinkEnded, Message, over_pipes
 from davincirunsdk.errors import DavinciRunError, PlatformError
-from davincirunsdk.host import addresses
+from davincirunsdk.host import addresses, devices
+from davincirunsdk.host.holders import holders
+
+if TYPE_CHECKING:
+    from davincirunsdk.engines.messages import NodeFacts
 
 _GREETING_PATIENCE = 60.0
 """Seconds for the driver's first message; without one, somebody started this by hand."""
@@ -43,6 +47,7 @@ _GREETING_PATIENCE = 60.0
 _LAST_WORDS = 0.5
 """Seconds that an agent which has to go stays, for its last report to reach the driver."""
 
+_ROOT = Path("/")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -58,7 +63,17 @@ def beat_interval(lost_after: float) -> float:
 
 
 class SshAgent(NodeAgent):
-    """A `NodeAgent` that knows the address at which sshd was reached."""
+    """A `NodeAgent` that knows where sshd was reached, and to whom nobody has allotted the devices."""
+
+    async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
+        """See `NodeAgent.inspect`.
+
+        Raises:
+            PlatformError: As there; or another process holds a device that would be used.
+        """
+        facts = await super().inspect(nproc_per_node)
+        await in_thread(_refuse_held, facts.devices)
+        return facts
 
     def address(self) -> str:
         """Tell it, unless it is one that other nodes have no use for."""
@@ -142,6 +157,17 @@ class _Service:
             await self._agent.signal(call.signal)
             return Done(call.call)
         raise ValueError(f"{type(call).__name__} is not a call")
+
+
+def _refuse_held(count: int) -> None:
+    wanted = devices.visible(os.environ, devices.npus(_ROOT))[:count]
+    found = holders(_ROOT, wanted)
+    if found:
+        listed = ", ".join(f"/dev/davinci{one.device} by pid {one.pid} ({one.command})" for one in found[:8])
+        raise PlatformError(
+            f"found devices that another process holds: {listed}; expected them free: wait for it or end it, "
+            "or leave them out with ASCEND_RT_VISIBLE_DEVICES"
+        )
 
 
 def _look_for_folders(folders: tuple[str, ...]) -> None:

@@ -26,9 +26,9 @@ ORDER: list[dict[str, set[str]]] = [
 DEMO = "demo"  # a program of its own
 ONLY_IN = {
     "anyio.from_thread": {"blocking"},
-    "add_signal_handler": {"cli"},
+    "add_signal_handler": {"cli", "engines"},
     "killpg": {"supervision"},
-    "Popen(": {"supervision", "leftovers"},
+    "Popen(": {"supervision", "leftovers", "engines"},
 }
 
 

@@ -43,20 +43,21 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
     made = []
     try:
         for host in (first, second):
-            _ip("netns", "add", host.name)
+            ip("netns", "add", host.name)
             made.append(host.name)
-        _ip("link", "add", first.interface, "netns", first.name, "type", "veth",
+        ip("link", "add", first.interface, "netns", first.name, "type", "veth",
             "peer", "name", second.interface, "netns", second.name)  # fmt: skip
         for host in (first, second):
-            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.interface)
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.interface)
             for interface in ("lo", host.interface):
-                _ip("-n", host.name, "link", "set", interface, "up")
+                ip("-n", host.name, "link", "set", interface, "up")
         yield first, second
     finally:
         for name in made:
-            _ip("netns", "del", name)
+            ip("netns", "del", name)
 
 
-def _ip(*words: str) -> None:
+def ip(*words: str) -> None:
+    """Run `ip`, which has to succeed."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}; this needs root and iproute2"

@@ -360,7 +360,7 @@ async def test_a_log_limit_holds_on_every_node() -> None:
     [
         (["--nnodes", "2", "--node-rank", "1"], "--node-rank has no use with --engine"),
         (["--nnodes", "2", "--rank-table", "x.json"], "--rank-table has no use with --engine"),
-        ([], "--engine needs --nnodes"),
+        ([], "--engine ray needs --nnodes"),
         (["--nnodes", "2", "--resource", "CPU"], "nproc_per_node is missing"),
     ],
 )
