@@ -48,6 +48,11 @@ class LogFile:
         self._file = _open_locked(path)
         self._direct = -1
 
+    @property
+    def progress(self) -> int:
+        """A number that grows with every write that comes to its end."""
+        return self.size + self.lost
+
     def write(self, data: bytes) -> None:
         """Append `data`; blocks as long as the disk does. Never raises."""
         view = memoryview(data)

@@ -12,6 +12,7 @@ stuck disk would hold the lock of the worker's pipe, and a worker that waits for
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import select
 import threading
@@ -48,12 +49,16 @@ class LogPump:
 
     Attributes:
         source: The end of the pipe that the worker writes to.
+        last_output: Wall-clock second of the last output, None before any.
+        active: The same as a monotonic second, minus infinity before any.
+        writing: True while bytes are on their way to the disk.
     """
 
     def __init__(self, rank: int, file: LogFile, hub: LogHub, steps: StepScanner | None = None) -> None:
         self.rank = rank
         self.file = file
         self.last_output: float | None = None
+        self.active: float = -math.inf
         self.writing: bool = False
         self._hub = hub
         self._steps = steps
@@ -111,9 +116,9 @@ class LogPump:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def tail(self) -> bytes:
-        """Return the last output, some 64 KiB of it."""
-        return bytes(self._tail[-_TAIL_BYTES:])
+    def tail(self, size: int = _TAIL_BYTES) -> bytes:
+        """Return the last output, at most `size` bytes and some 64 KiB of it."""
+        return bytes(self._tail[-min(size, _TAIL_BYTES) :])
 
     def progress(self) -> Progress | None:
         """Return how far the worker's training is, None while nothing tells."""
@@ -187,7 +192,7 @@ class LogPump:
             # Some sandboxes do not know this call: from now on everything is read.
             self.file.movable = False
             raise BlockingIOError from None
-        self.last_output = time.time()
+        self.last_output, self.active = time.time(), time.monotonic()
         self.writing = True
         while left:
             try:
@@ -220,7 +225,7 @@ class LogPump:
         self._see(data)
 
     def _take(self, data: bytes) -> None:
-        self.last_output = time.time()
+        self.last_output, self.active = time.time(), time.monotonic()
         self.writing = True
         self.file.write(data)
         self.writing = False

@@ -11,26 +11,26 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import logging
+import math
 import os
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from davincirunsdk.concurrency import Patience, in_thread, resolve
+from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve
 from davincirunsdk.errors import WorkerSpawnError
+from davincirunsdk.supervision.messages import Exited, Message, Nudge, PumpEnded, Spawned, SpawnFailed
 from davincirunsdk.types import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
     from davincirunsdk.logs.pump import LogPump
-
-logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _CLEAN_START = (
     "import os, signal, sys\n"
@@ -64,15 +64,18 @@ class Worker:
     Args:
         spec: What to start.
         pump: Carries its output.
-        on_exit: Called in the moment its end is known, before it is reaped.
-        on_cancel: Called when the coroutine is cancelled, to have the job stopped: the coroutine
-            goes on until the process has ended.
+        post: Takes what happens to it.
+        on_cancel: Called when its task is cancelled, to have the job stopped: the task goes on until
+            the process has ended.
 
     Attributes:
         pid: None before the start.
         exit_code: As in `subprocess`; None while it runs, and when nobody could learn it.
+        settled: True once it runs or cannot be started.
         running: True from the start to the end.
         told: True once its process group was asked to end.
+        refused: True once the system refused to let us signal it.
+        pump_ended: True when its output has ended or is waited for no longer.
     """
 
     def __init__(
@@ -80,120 +83,147 @@ class Worker:
         spec: WorkerSpec,
         pump: LogPump,
         *,
-        on_exit: Callable[[Worker], None],
+        post: Callable[[Message], None],
         on_cancel: Callable[[], None],
     ) -> None:
         self.spec = spec
         self.pump = pump
         self.pid: int | None = None
         self.exit_code: int | None = None
+        self.settled: bool = False
         self.running: bool = False
         self.told: bool = False
+        self.refused: bool = False
         self.started: float | None = None
         self.ended: float | None = None
+        self.ended_at: float = math.inf
         self.state: WorkerState = WorkerState.PENDING
         self.pump_ended: bool = False
-        self._on_exit = on_exit
-        self._on_cancel = on_cancel
+        self._post = post
+        self._waits = Patience(on_cancel)
         self._process: subprocess.Popen[bytes] | None = None
         self._handle: int | None = None
-        self._abandon: asyncio.Future[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._given_up: asyncio.Future[None] = loop.create_future()
+        self._output_given_up: asyncio.Future[None] = loop.create_future()
+        self._dealt_with: asyncio.Future[None] = loop.create_future()
 
-    async def run(self, started: asyncio.Future[None]) -> None:
-        """Start the process, wait for its end, reap it, and wait for the end of its output.
+    async def run(self) -> None:
+        """Start the process, wait for its end, have that dealt with, and reap it."""
+        start = _Start(self.spec, self.pump)
+        try:
+            await self._waits.until_any(start.in_thread(), self._given_up)
+            started = start.take()
+        except OSError as error:
+            self.settled = True
+            self._post(SpawnFailed(worker=self, error=spawn_error(self.spec, error)))
+            return
+        self._process, self._handle = started
+        self.pid = self._process.pid
+        self.started = time.time()
+        self.running = self.settled = True
+        self.state = WorkerState.RUNNING
+        self._post(Spawned(worker=self))
+        if not await self._wait_for_exit():
+            self.running = False
+            self._post(Nudge())
+            return
+        self.exit_code = self._peek()
+        self.ended, self.ended_at = time.time(), time.monotonic()
+        self.running = False
+        self._post(Exited(worker=self))
+        # Until it is reaped, the number of its group stays taken: whoever deals with its end may signal it.
+        await self._waits.until_any(self._dealt_with)
+        self._reap()
 
-        Cancelling has the job stopped, and goes on when this process is gone.
+    async def carry(self, output: asyncio.Future[None]) -> None:
+        """Wait for the end of the output: a stuck disk or a stranger that holds the pipe may be given up.
 
         Args:
-            started: Gets its result when the process runs, or the `WorkerSpawnError`.
+            output: What the pump's `start` returned.
         """
-        waits = Patience(self._on_cancel)
-        loop = asyncio.get_running_loop()
-        self._abandon = loop.create_future()
-        try:
-            output = self.pump.start()
-        except OSError as error:
-            resolve_error(started, spawn_error(self.spec, error))
-            return
-        try:
-            try:
-                process, handle = await waits.wait(in_thread(_spawn, self.spec, self.pump.source))
-            except OSError as error:
-                self.pump.close_source()
-                resolve_error(started, spawn_error(self.spec, error))
-            else:
-                self.pump.close_source()
-                self._process, self._handle = process, handle
-                self.pid = process.pid
-                self.started = time.time()
-                self.running = True
-                self.state = WorkerState.RUNNING
-                resolve(started, None)
-                await self._wait_for_exit(waits)
-                self.exit_code = self._peek()
-                self.ended = time.time()
-                self.running = False
-                self._on_exit(self)
-                self._reap()
-            # A stuck disk or a stranger that holds the pipe must not hold the job.
-            await waits.until_any(output, self._abandon)
-        finally:
-            self.pump_ended = True
-        waits.settle()
+        await self._waits.until_any(output, self._output_given_up)
+        self.pump_ended = True
+        self._post(PumpEnded(worker=self))
+        if output.done():
+            output.result()
 
-    async def _wait_for_exit(self, waits: Patience) -> None:
-        assert self._abandon is not None
+    async def _wait_for_exit(self) -> bool:
+        """Wait until it has ended; False when it was given up before."""
+        loop = asyncio.get_running_loop()
         if self._handle is None:
             assert self.pid is not None
-            await waits.until_any(in_thread(_wait_without_handle, self.pid), self._abandon)
-            return
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+            ended = in_thread_or_here(_wait_without_handle, self.pid)
+            await self._waits.until_any(ended, self._given_up)
+            return ended.done()
+        ended = loop.create_future()
         loop.add_reader(self._handle, resolve, ended, None)
         try:
-            await waits.until_any(ended, self._abandon)
+            await self._waits.until_any(ended, self._given_up)
         finally:
             loop.remove_reader(self._handle)
+        return ended.done()
+
+    def deal_with_end(self) -> None:
+        """Let it be reaped: whatever had to be done before has been done."""
+        resolve(self._dealt_with, None)
 
     def _peek(self) -> int | None:
         """Learn the exit status and leave the zombie, so that its group's number stays taken."""
-        try:
-            found = os.waitid(*self._identity(), os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except ChildProcessError:
+        found = self._ask_for_status(os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if isinstance(found, ChildProcessError):
             return None if self._handle is None else _status_kept_by_kernel(self._handle)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
-    def _reap(self) -> None:
+    def has_ended(self) -> bool:
+        """Tell whether it has ended, though its end may not be known yet."""
+        if not self.running:
+            return self.ended is not None
+        return self._ask_for_status(os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+    def _ask_for_status(self, options: int) -> os.waitid_result | ChildProcessError | None:
+        assert self.pid is not None
+        if self._handle is not None:
+            try:
+                return os.waitid(os.P_PIDFD, self._handle, options)
+            except ChildProcessError as error:
+                return error
+            except OSError:
+                # Linux 5.3 has the handle and not this; some sandboxes refuse it.
+                pass
         try:
-            os.waitid(*self._identity(), os.WEXITED | os.WNOHANG)
-        except ChildProcessError:
-            # The host program reaps every child: nothing is left to do.
-            pass
+            return os.waitid(os.P_PID, self.pid, options)
+        except ChildProcessError as error:
+            # The host program reaps every child, or has the kernel do it.
+            return error
+
+    def _reap(self) -> None:
+        self._ask_for_status(os.WEXITED | os.WNOHANG)
         assert self._process is not None
         self._process.returncode = self.exit_code or 0
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
-    def _identity(self) -> tuple[int, int]:
-        assert self.pid is not None
-        return (os.P_PID, self.pid) if self._handle is None else (os.P_PIDFD, self._handle)
-
     def signal(self, number: int) -> bool:
         """Signal the process group.
 
         Returns:
             False when that cannot be: the process has been reaped, and the group's number may be
-            another's.
+            another's, or the system refuses it.
         """
         if self.pid is None or not self._is_ours():
             return False
         try:
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError) as error:
-            logger.debug("signal %d to group %d: %s", number, self.pid, error)
+            # A group takes a signal if one of its processes does: ask for this one.
+            os.kill(self.pid, 0)
+        except PermissionError:
+            self.refused = True
+            return False
+        except ProcessLookupError:
             return False
         return True
 
@@ -211,24 +241,26 @@ class Worker:
 
     def terminate(self) -> None:
         """Ask the process group to end: SIGTERM, and SIGCONT since a stopped process takes no other."""
-        self.state = WorkerState.STOPPING
-        self.terminate_rest()
-
-    def terminate_rest(self) -> None:
-        """Ask what it leaves in its group to end; from `on_exit`, while the group's number is taken."""
+        if not self.has_ended():
+            # One that has ended already did so by itself, whatever we send now.
+            self.state = WorkerState.STOPPING
         self.told = self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the process group at once."""
-        self.state = WorkerState.KILLED
-        self.signal(signal.SIGKILL)
+        ended = self.has_ended()
+        if self.signal(signal.SIGKILL) and not ended:
+            self.state = WorkerState.KILLED
 
-    def abandon(self) -> None:
-        """Wait no longer, neither for the end of a process that nothing ends nor for that of its output."""
+    def give_up(self) -> None:
+        """Wait no longer for the start or the end of the process."""
+        resolve(self._given_up, None)
+
+    def give_up_output(self) -> None:
+        """Wait no longer for the end of the output."""
         self.pump.give_up()
-        if self._abandon is not None:
-            resolve(self._abandon, None)
+        resolve(self._output_given_up, None)
 
     def status(self) -> WorkerStatus:
         """Return how it stands now."""
@@ -252,10 +284,67 @@ class Worker:
         )
 
 
-def resolve_error(future: asyncio.Future[None], error: Exception) -> None:
-    """Set a future's exception unless it is done."""
-    if not future.done():
-        future.set_exception(error)
+class _Start:
+    """The start of a process in a thread, which a dead mount may hold for ever.
+
+    Args:
+        spec: What to start.
+        pump: Gives the pipe for its output; our copy of that end is closed after the start.
+    """
+
+    def __init__(self, spec: WorkerSpec, pump: LogPump) -> None:
+        self._spec = spec
+        self._pump = pump
+        self._lock = threading.Lock()
+        self._started: tuple[subprocess.Popen[bytes], int | None] | None = None
+        self._error: BaseException | None = None
+        self._given_up = False
+
+    def in_thread(self) -> asyncio.Future[None]:
+        """Begin to start it.
+
+        Raises:
+            OSError: There is no thread to be had.
+        """
+        try:
+            return in_thread(self._spawn)
+        except OSError:
+            self._pump.close_source()
+            raise
+
+    def _spawn(self) -> None:
+        # One that starts after all when nobody waits any more is ended.
+        try:
+            started = _spawn(self._spec, self._pump.source)
+        except BaseException as error:
+            with self._lock:
+                self._error = error
+            return
+        finally:
+            self._pump.close_source()
+        with self._lock:
+            if not self._given_up:
+                self._started = started
+                return
+        process, handle = started
+        process.kill()
+        process.wait()
+        if handle is not None:
+            os.close(handle)
+
+    def take(self) -> tuple[subprocess.Popen[bytes], int | None]:
+        """Give what was started.
+
+        Raises:
+            OSError: It could not be, or not in time.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._started is None:
+                self._given_up = True
+                raise OSError(errno.ETIMEDOUT, "the system did not start it before the job was ended")
+            return self._started
 
 
 def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int | None]:
@@ -295,17 +384,32 @@ def _signals_are_odd() -> bool:
     `subprocess` resets what Python itself ignores, and exec resets handlers. An ignored hang-up is
     passed on: it is the meaning of nohup.
     """
-    # The kernel knows better than `signal`, which does not hear of what C code ignores.
-    with open("/proc/thread-self/status", encoding="ascii", errors="replace") as status:
-        masks = {line[:6]: int(line[7:], 16) for line in status if line.startswith(("SigBlk", "SigIgn"))}
-    passed_on = {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}
+    blocked, ignored = _blocked_and_ignored()
+    return bool(blocked or ignored - {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ})
+
+
+def _blocked_and_ignored() -> tuple[set[int], set[int]]:
+    """List the signals that this thread blocks and those that the process ignores."""
     # Two more are the C library's own; its posix_spawn() has children ignore them.
     valid = signal.valid_signals()
-    return bool(masks["SigBlk"] & _mask(valid) | masks["SigIgn"] & _mask(valid - passed_on))
+    try:
+        # The kernel knows better than `signal`, which does not hear of what C code ignores.
+        # Not thread-self: kernels before 3.17 do not have it.
+        path = f"/proc/self/task/{threading.get_native_id()}/status"
+        with open(path, encoding="ascii", errors="replace") as status:
+            masks = {line[:6]: int(line[7:], 16) for line in status if line.startswith(("SigBlk", "SigIgn"))}
+    except OSError:
+        blocked = set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        return blocked, {number for number in valid if signal.getsignal(number) == signal.SIG_IGN}
+    blocked, ignored = (
+        {number for number in valid if masks[name] >> (number - 1) & 1} for name in ("SigBlk", "SigIgn")
+    )
+    return blocked, ignored
 
 
-def _mask(numbers: Iterable[int]) -> int:
-    return sum(1 << (number - 1) for number in numbers)
+def children_are_reaped_by_kernel() -> bool:
+    """Tell whether SIGCHLD is ignored: then the kernel throws exit statuses away."""
+    return signal.SIGCHLD in _blocked_and_ignored()[1]
 
 
 def spawn_error(spec: WorkerSpec, error: OSError) -> WorkerSpawnError:

@@ -1,0 +1,141 @@
+"""What the tasks of an attempt tell its supervisor, and the one stream it comes by."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+import anyio
+
+from davincirunsdk.concurrency import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from davincirunsdk.errors import WorkerSpawnError
+    from davincirunsdk.supervision.cause import Cause
+    from davincirunsdk.supervision.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned:
+    """A worker's process runs."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnFailed:
+    """A worker's process could not be started."""
+
+    worker: Worker
+    error: WorkerSpawnError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A worker's process has ended; it is not reaped before this message has been dealt with."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PumpEnded:
+    """A worker's output has ended, or nobody waits for it any longer."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracebackWaited:
+    """A worker that was spared the SIGTERM for its unfinished traceback has had its time."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOrdered:
+    """The attempt is to end.
+
+    Attributes:
+        cause: Why.
+        now: With SIGKILL at once.
+    """
+
+    cause: Cause
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardianEnded:
+    """Somebody ended the guardian."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A task of the attempt met an error that is our own."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nudge:
+    """A time has come, or some work in a thread is done: whoever waits looks again."""
+
+
+Message = Union[
+    Spawned, SpawnFailed, Exited, PumpEnded, TracebackWaited, StopOrdered, GuardianEnded, Broken, Nudge
+]
+
+
+class Inbox:
+    """A memory object stream that loses no message to a cancellation.
+
+    `receive` hands an item to the task that waits; if `Task.cancel()` hits that task before it has
+    run on, the item is gone, and with it the end of a worker. So items stay in the stream until
+    they are taken, and what is waited for is a bell.
+
+    Args:
+        on_cancel: Called when the reading task is cancelled; it goes on reading.
+
+    Attributes:
+        cancellation: What cancelled the reading task last, None if nothing did.
+    """
+
+    def __init__(self, on_cancel: Callable[[], None]) -> None:
+        self._send, self._receive = anyio.create_memory_object_stream[Message](math.inf)
+        self._on_cancel = on_cancel
+        self._bell: asyncio.Future[None] | None = None
+        self.cancellation: asyncio.CancelledError | None = None
+
+    def post(self, message: Message) -> None:
+        """Add a message; from the loop's thread. After `close` it goes nowhere."""
+        try:
+            self._send.send_nowait(message)
+        except anyio.ClosedResourceError:
+            return
+        if self._bell is not None:
+            resolve(self._bell, None)
+
+    async def take(self) -> Message:
+        """Wait for the next message, however often this task is cancelled."""
+        while True:
+            try:
+                return self._receive.receive_nowait()
+            except anyio.WouldBlock:
+                pass
+            self._bell = asyncio.get_running_loop().create_future()
+            try:
+                await self._bell
+            except asyncio.CancelledError as cancellation:
+                self.cancellation = cancellation
+                self._on_cancel()
+            finally:
+                self._bell = None
+
+    def close(self) -> None:
+        """Drop what nobody will read."""
+        self._send.close()
+        self._receive.close()
