@@ -99,12 +99,20 @@ def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], 
         return
 
 
-def in_thread(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+def in_thread(
+    function: Callable[..., T], *args: Any, unwanted: Callable[[T], object] | None = None
+) -> asyncio.Future[T]:
     """Call a blocking function in a daemon thread of its own.
 
     Not an executor: a stuck disk must not use up a pool, must not hold the interpreter's exit, and
     the pools of `concurrent.futures` refuse work while the interpreter ends, which is when jobs
     that were forgotten are stopped.
+
+    Args:
+        function: What to call.
+        args: Its arguments.
+        unwanted: Takes a result that comes when the future has been cancelled, in the same thread or
+            another: what was opened has to be closed.
 
     Returns:
         A future of the running loop. Cancelling it does not end the call.
@@ -117,6 +125,8 @@ def in_thread(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
 
     def deliver(result: T | None, error: BaseException | None) -> None:
         if future.done():
+            if error is None and unwanted is not None:
+                in_thread_or_here(unwanted, result)
             return
         if error is not None:
             future.set_exception(error)

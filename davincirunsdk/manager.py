@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from davincirunsdk.concurrency import Patience, call_in_loop, in_thread, in_thread_or_here, resolve, shield
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
@@ -19,9 +19,10 @@ from davincirunsdk.logs.pump import LogPump
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.steps.job import JobSteps
-from davincirunsdk.supervision.attempt import WorkerGroup
-from davincirunsdk.supervision.prepare import Launch, prepare
-from davincirunsdk.supervision.verdict import judge
+from davincirunsdk.supervision.attempt import Attempt
+from davincirunsdk.supervision.cause import InternalError, StopWanted
+from davincirunsdk.supervision.prepare import prepare
+from davincirunsdk.supervision.verdict import INTERNAL_ERROR, judge
 from davincirunsdk.supervision.worker import spawn_error
 from davincirunsdk.types import Event, JobState, RunResult
 
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
 
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.output import Sink, Snapshot
+    from davincirunsdk.supervision.prepare import Preparation
     from davincirunsdk.supervision.worker import Worker
     from davincirunsdk.types import Progress, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
+
+T = TypeVar("T")
 
 _STREAM_BYTES = 4 << 20
 """What a stream holds for a slow reader."""
@@ -105,17 +109,19 @@ class FMKManager:
         self._notify = notify or log_notice
         self._fail_fast = options.fail_fast
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._group: WorkerGroup | None = None
-        self._launch: Launch | None = None
+        self._attempt: Attempt | None = None
+        self._launch: Preparation | None = None
         self._cluster: Cluster | None = None
         self._hub = LogHub(None)
         self._sink: Sink | None = None
         self._task: asyncio.Task[None] | None = None
-        self._locating: asyncio.Task[Cluster] | None = None
+        self._locating: asyncio.Future[Any] | None = None
         self._stop_early = False
         self._decided: asyncio.Future[None] | None = None
         self._result: RunResult | None = None
+        self._final: RunResult | None = None
         self._error: DavinciRunError | None = None
+        self._internal_error: Exception | None = None
         self._told = False
         self._events: list[Event] = []
         self._last_progress: dict[int | None, Event] = {}
@@ -163,9 +169,8 @@ class FMKManager:
         waits.settle()
         if isinstance(self._error, WorkerSpawnError):
             raise self._error
-        if self._task.done() and self._result is None:
-            # An error of our own.
-            self._task.result()
+        if self._task.done() and self._internal_error is not None and not started.done():
+            raise self._internal_error
         return self
 
     async def __aexit__(
@@ -199,12 +204,10 @@ class FMKManager:
     def outcome(self) -> RunResult:
         """Tell how the job ended, once that is `decided`; returns and raises as `wait` does."""
         self._told = True
+        if self._internal_error is not None:
+            raise self._internal_error
         if self._error is not None:
             raise self._error
-        if self._result is None:
-            # An error of our own ended the supervision: better seen than waited for.
-            assert self._task is not None
-            self._task.result()
         assert self._result is not None
         return self._result
 
@@ -247,23 +250,23 @@ class FMKManager:
     @property
     def state(self) -> JobState:
         """Where the job stands."""
-        if self._error is not None:
+        if self._error is not None or self._internal_error is not None:
             return JobState.FAILED
         if self._result is not None:
             return self._result.state
-        if self._group is None:
+        if self._attempt is None:
             return JobState.PENDING
-        return JobState.STOPPING if self._group.is_stopping() else JobState.RUNNING
+        return JobState.STOPPING if self._attempt.is_stopping else JobState.RUNNING
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
         """The workers of this node as they stand now, in rank order."""
-        return tuple(worker.status() for worker in self._workers(auxiliary=False))
+        return self._statuses(auxiliary=False)
 
     @property
     def auxiliaries(self) -> tuple[WorkerStatus, ...]:
         """Processes that serve the workers and are no rank, such as MindSpore's scheduler."""
-        return tuple(worker.status() for worker in self._workers(auxiliary=True))
+        return self._statuses(auxiliary=True)
 
     @property
     def gone(self) -> bool:
@@ -294,7 +297,7 @@ class FMKManager:
         from davincirunsdk.leftovers.process_tree import reap_orphans
 
         self._reaping = None
-        pids = {worker.pid for worker in self._group.workers} if self._group is not None else set()
+        pids = {worker.pid for worker in self._attempt.workers} if self._attempt is not None else set()
         if None in pids:
             # One just started may have ended, and nobody knows yet that it is no orphan.
             self.reap_orphans()
@@ -350,8 +353,8 @@ class FMKManager:
     def keep_survivors(self) -> None:
         """From now on a failure stops nobody; for callers that ask for it after the start."""
         self._fail_fast = False
-        if self._group is not None:
-            self._group.fail_fast = False
+        if self._attempt is not None:
+            self._attempt.fail_fast = False
 
     async def end_here(self, now: bool = False) -> None:
         """Stop the job and wait until nothing is left, in the manager's own loop; see `stop`."""
@@ -364,7 +367,7 @@ class FMKManager:
         """The loop that the job runs in, None before the start."""
         return self._loop
 
-    async def _prepare(self) -> Launch:
+    async def _prepare(self) -> Preparation:
         from davincirunsdk.platforms import locate, without_outer_job
 
         inherited = dict(os.environ)
@@ -372,32 +375,23 @@ class FMKManager:
         options = self._options
         env = {**without_outer_job(inherited), **options.env}
         assert self._loop is not None
-        self._locating = self._loop.create_task(locate(options, env, notify=self._notify))
-        try:
-            cluster = await self._locating
-        except asyncio.CancelledError:
-            if self._stop_early:
-                raise WorkerSpawnError("the job was stopped before a worker was started") from None
-            raise
-        self._cluster = cluster
-        waits = Patience(lambda: None)
-        launch = await waits.wait(
+        locating = self._loop.create_task(locate(options, env, notify=self._notify))
+        cluster = self._cluster = await self._before_start(locating)
+        # It may hang on a dead mount: whoever gives up the start does not wait for it.
+        launch = await self._before_start(
             in_thread(
-                lambda: prepare(
-                    options,
-                    cluster,
-                    inherited=inherited,
-                    on_trouble=self._on_trouble,
-                )
+                lambda: prepare(options, cluster, inherited=inherited, on_trouble=self._on_trouble),
+                unwanted=lambda late: late.close(),
             )
         )
         pumps: list[LogPump] = []
         try:
-            waits.settle()
             self._launch = launch
-            steps = self._steps = JobSteps(launch.specs, self._options.progress_pattern, self._note_progress)
+            steps = self._steps = JobSteps(
+                launch.first.specs, self._options.progress_pattern, self._note_progress
+            )
             self._open_display(launch)
-            for spec, file in zip(launch.specs, launch.files, strict=True):
+            for spec, file in zip(launch.first.specs, launch.first.files, strict=True):
                 pumps.append(LogPump(spec.rank, file, self._hub, steps.scanners[len(pumps)]))
             self._event_log = EventLog(launch.events, launch.job_id, cluster.node.name)
             self._events_written = self._event_log.start()
@@ -408,30 +402,41 @@ class FMKManager:
                 self._sink.close(0.0)
             for pump in pumps:
                 pump.discard()
-            for file in (*launch.files, launch.events):
-                file.close()
+            launch.close()
             if isinstance(error, OSError):
-                raise spawn_error(launch.specs[min(len(pumps), len(launch.specs) - 1)], error) from None
+                specs = launch.first.specs
+                raise spawn_error(specs[min(len(pumps), len(specs) - 1)], error) from None
             raise
-        self._group = WorkerGroup(
-            launch.specs,
+        self._attempt = Attempt(
+            launch.first.specs,
             pumps,
             mark=launch.mark,
             grace_period=options.grace_period,
             fail_fast=self._fail_fast,
             inherits_orphans=self.inherits_orphans,
+            ranks_elsewhere=len(cluster.nodes) > 1,
             emit=self._emit,
         )
         return launch
 
-    def _open_display(self, launch: Launch) -> None:
+    async def _before_start(self, future: asyncio.Future[T]) -> T:
+        """Await a part of the start that a stop gives up."""
+        self._locating = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._stop_early:
+                raise WorkerSpawnError("the job was stopped before a worker was started") from None
+            raise
+
+    def _open_display(self, launch: Preparation) -> None:
         display = self._options.display
         if not display.on_stream and not display.output_notebook:
             return
         from davincirunsdk.output import choose_sink, parse_prefix
 
         self._sink = choose_sink(
-            names={spec.rank: spec.name for spec in launch.specs},
+            names={spec.rank: spec.name for spec in launch.first.specs},
             snapshot=self._snapshot,
             echo=display.ranks if display.on_stream else None,
             output_notebook=display.output_notebook,
@@ -455,25 +460,38 @@ class FMKManager:
         )
 
     async def _supervise(self, started: asyncio.Future[None]) -> None:
-        group = self._group
-        assert group is not None
+        attempt = self._attempt
+        assert attempt is not None
         assert self._steps is not None
         waits = Patience(self._request_stop)
         self._steps.begin()
         try:
-            await group.run(
+            await attempt.run(
                 started=lambda: resolve(started, None),
                 decided=lambda: self._judge(waits, at_end=False),
             )
         except WorkerSpawnError as error:
             self._error = error
-        finally:
+        except Exception as error:
+            self._internal_error = error
+        try:
             self._steps.end()
-            try:
-                await self._judge(waits, at_end=True)
-            finally:
-                await self._end_streams(waits)
+            await self._judge(waits, at_end=True)
+        except Exception as error:
+            self._note_internal_error(error)
+        finally:
+            await self._end_streams(waits)
         waits.settle()
+
+    def _note_internal_error(self, error: Exception) -> None:
+        """Tell an error of our own that came when the workers had ended."""
+        self._internal_error = self._internal_error or error
+        cause = InternalError.of(error)
+        logger.error("%s\n%s", cause.words, cause.traceback)
+        now = time.time()
+        self._emit(Event(kind="internal_error", time=now, detail=cause.traceback))
+        detail = f"{JobState.FAILED}: {cause.words}"
+        self._emit(Event(kind="finished", time=now, exit_code=INTERNAL_ERROR, detail=detail))
 
     async def _end_streams(self, waits: Patience) -> None:
         """Let display, events file and readers come to their ends."""
@@ -493,34 +511,47 @@ class FMKManager:
                 feed.close()
 
     async def _judge(self, waits: Patience, *, at_end: bool) -> None:
-        """Turn what the workers did into a result or an error, once; at the end with the last figures."""
-        launch, group, cluster = self._launch, self._group, self._cluster
+        """Turn what the workers did into a result or an error; at the end once more, with all that came."""
+        launch, attempt, cluster = self._launch, self._attempt, self._cluster
         assert launch is not None
-        assert group is not None
+        assert attempt is not None
         assert cluster is not None
-        if not at_end and (self._fail_fast or self._error is not None):
-            return
+        seen, now = attempt.seen(), time.time()
         # In a thread: looking through much output takes its time.
-        result, report = await waits.wait(in_thread_or_here(judge, launch, group, cluster, self._began))
-        if result.failures and self._error is None:
+        result, report = await waits.wait(
+            in_thread_or_here(
+                lambda: judge(
+                    seen,
+                    job_id=launch.job_id,
+                    log_dir=launch.log_dir,
+                    cluster=cluster,
+                    began=self._began,
+                    ended=now,
+                )
+            )
+        )
+        if result.failures:
             self._error = DistributedRuntimeError(
                 report, failures=result.failures, exit_code=result.exit_code, result=result
             )
-        if at_end:
-            cause = f": {result.failures[0].name}, {result.failures[0].reason}" if result.failures else ""
-            if isinstance(self._error, WorkerSpawnError):
-                result = replace(result, state=JobState.FAILED, exit_code=self._error.exit_code)
-                cause = f": {self._error}"
-            self._result = result
-            detail = f"{result.state}{cause}"
-            self._emit(Event(kind="finished", time=result.ended, exit_code=result.exit_code, detail=detail))
-        else:
-            self._result = None if group.failed else result
+        if not at_end:
+            self._result = None if result.failures else result
             self._tell_decided()
+            return
+        cause = f": {result.failures[0].name}, {result.failures[0].reason}" if result.failures else ""
+        if isinstance(self._error, WorkerSpawnError):
+            result = replace(result, state=JobState.FAILED, exit_code=self._error.exit_code)
+            cause = f": {self._error}"
+        elif self._internal_error is not None:
+            result = replace(result, state=JobState.FAILED, exit_code=INTERNAL_ERROR)
+            cause = f": {InternalError.of(self._internal_error).words}"
+        self._result = self._final = result
+        detail = f"{result.state}{cause}"
+        self._emit(Event(kind="finished", time=result.ended, exit_code=result.exit_code, detail=detail))
 
     def _request_stop(self, *, now: bool = False) -> None:
-        if self._group is not None and self._task is not None and not self._task.done():
-            self._group.request_stop(now=now)
+        if self._attempt is not None and self._task is not None and not self._task.done():
+            self._attempt.stop(StopWanted(), now=now)
 
     async def _gone(self) -> None:
         assert self._task is not None
@@ -572,8 +603,14 @@ class FMKManager:
         logger.warning("%s", text)
         self._emit(Event(kind="warning", time=time.time(), detail=text))
 
+    def _statuses(self, *, auxiliary: bool) -> tuple[WorkerStatus, ...]:
+        if self._final is not None:
+            # As they were judged: one that was stopped may have been failing already.
+            return self._final.auxiliaries if auxiliary else self._final.workers
+        return tuple(worker.status() for worker in self._workers(auxiliary=auxiliary))
+
     def _workers(self, *, auxiliary: bool) -> list[Worker]:
-        group = self._group
+        group = self._attempt
         return [] if group is None else [w for w in group.workers if w.spec.auxiliary is auxiliary]
 
 

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import stat
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -161,11 +161,37 @@ def _open_locked(path: Path) -> int:
 
 
 def _keep_earlier(path: Path) -> None:
-    for number in count(1):
-        kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
-        if not kept.exists():
-            path.rename(kept)
-            return
+    """Rename what an earlier run left to the first free number."""
+
+    def kept(number: int) -> Path:
+        return path.with_name(f"{path.stem}.{number}{path.suffix}")
+
+    # Thousands of runs may have left theirs: the numbers are halved, not counted through.
+    above = 1
+    while kept(above).exists():
+        above *= 2
+    below = above // 2
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if kept(middle).exists() else (below, middle)
+    path.rename(kept(above))
+
+
+def keep_attempt(path: Path, number: int) -> None:
+    """Put the number of an attempt that has ended into its log file's name.
+
+    Args:
+        path: The closed file; nothing happens if it is gone.
+        number: Of the attempt, from 0.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    target = path.with_name(f"{path.stem}-attempt-{number}{path.suffix}")
+    if target.exists():
+        _keep_earlier(target)
+    with suppress(FileNotFoundError):
+        path.rename(target)
 
 
 def open_log_files(

@@ -103,6 +103,7 @@ class LogPump:
         os.close(self._pipe)
         os.close(self.source)
         os.close(self._wake)
+        self._wake = -1
         self.file.close()
 
     def close_source(self) -> None:

@@ -21,7 +21,7 @@ import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 T = TypeVar("T")
+Limit: TypeAlias = "float | Callable[[], float]"
 
 _SCHEDULER_GRACE = 5.0
 """Seconds that an auxiliary process has to end by itself after the job's last worker's good end."""
@@ -210,7 +211,10 @@ class Attempt:
                 for worker in self.workers:
                     worker.deal_with_end()
                     worker.give_up()
-                    worker.give_up_output()
+                    if not worker.begun:
+                        worker.pump.discard()
+                    elif not worker.pump_ended:
+                        worker.give_up_output()
         await Patience(self._stop_cancelled).wait(in_thread_or_here(guardian.release, self._mark))
         self._inbox.close()
         if self.internal_error is not None:
@@ -223,24 +227,26 @@ class Attempt:
     # The phases, in their order.
 
     async def _start_all(self, started: Callable[[], None]) -> None:
-        if children_are_reaped_by_kernel():
+        guarded = self._look(guardian.watch, self._mark)
+        # Needed at the end, when the package may have been moved or upgraded.
+        loaded = self._look(_load_what_the_end_needs)
+        reaped = self._look(children_are_reaped_by_kernel)
+        await self._until(lambda: guarded.done() and reaped.done(), self._until_deadline)
+        if reaped.done() and reaped.result():
             self._warn(
                 "SIGCHLD is ignored in this process, so the kernel may throw the exit codes of workers away "
                 "(Linux before 6.15 does); set it to signal.SIG_DFL before the start to have them"
             )
-        guarded = self._look(guardian.watch, self._mark)
-        # Needed at the end, when the package may have been moved or upgraded.
-        loaded = self._look(_load_what_the_end_needs)
-        await self._until(guarded.done, self._until_deadline)
-        if guarded.done() and (error := guarded.exception()) is not None:
-            why = explain(error) if isinstance(error, OSError) else str(error)
-            number = error.errno if isinstance(error, OSError) else None
-            self._fail_start(WorkerSpawnError(f"the guardian cannot be started: {why}", errno=number))
+        if guarded.done() and isinstance(error := guarded.exception(), OSError):
+            text = f"the guardian cannot be started: {explain(error)}"
+            self._fail_start(WorkerSpawnError(text, errno=error.errno))
+        elif guarded.done():
+            guarded.result()
         for worker in self.workers:
-            if self.is_stopping or not self._begin(worker):
+            if self.is_stopping:
                 # No start after a stop.
-                worker.pump.discard()
-                worker.pump_ended = True
+                break
+            if not self._begin(worker):
                 continue
             await self._until(lambda worker=worker: worker.settled, self._until_deadline)  # type: ignore[misc]
             if not worker.settled:
@@ -262,16 +268,16 @@ class Attempt:
             return
         if self._ranks_elsewhere:
             self._warn(
-                f"the workers of this node have ended; {self._running()[0].spec.name} is kept for those of the "
-                f"other nodes until it ends by itself, at most {_SCHEDULER_PATIENCE:g} s"
+                f"the workers of this node have ended; {self._running()[0].spec.name} is kept for those of "
+                f"the other nodes until it ends by itself, at most {_SCHEDULER_PATIENCE:g} s"
             )
             limit = time.monotonic() + _SCHEDULER_PATIENCE
             await self._until(
-                lambda: self.is_stopping or not self._running() or not self._ranks_elsewhere, lambda: limit
+                lambda: self.is_stopping or not self._running() or not self._ranks_elsewhere, limit
             )
         if not self._ranks_elsewhere:
             limit = time.monotonic() + _SCHEDULER_GRACE
-            await self._until(lambda: self.is_stopping or not self._running(), lambda: limit)
+            await self._until(lambda: self.is_stopping or not self._running(), limit)
 
     async def _see_stop_through(self) -> None:
         """See a stop through: the grace period, then SIGKILL."""
@@ -285,11 +291,11 @@ class Attempt:
         await self._until(lambda: not self._running(), self._until_deadline)
         # A descendant without the mark is found through its parent: it has to be seen before that is killed.
         limit = time.monotonic() + _LOOK_PATIENCE
-        await self._until(lambda: not self._running() or strays.done(), lambda: limit)
+        await self._until(lambda: not self._running() or strays.done(), limit)
         for worker in self._running():
             self._kill(worker)
         limit = time.monotonic() + _UNKILLABLE_AFTER
-        await self._until(lambda: not self._running(), lambda: limit)
+        await self._until(lambda: not self._running(), limit)
         for worker in self._running():
             self._warn(
                 f"{worker.spec.name}, pid {worker.pid}, does not end after SIGKILL: it is stuck in the kernel"
@@ -347,35 +353,35 @@ class Attempt:
     async def _drain(self) -> None:
         """Wait for the last output, but not for a stranger that holds a pipe or a disk that is stuck."""
         limit = time.monotonic() + _STRANGER_PATIENCE
-        await self._until_silent(_STRANGER_SILENCE, lambda: limit)
+        await self._until_silent(_STRANGER_SILENCE, limit)
         for worker in self._carried():
             worker.pump.give_up()
         while pending := self._carried():
             written = [worker.pump.file.progress for worker in pending]
             limit = time.monotonic() + _DISK_PATIENCE
-            if await self._until(lambda: not self._carried(), lambda: limit):
+            if await self._until(lambda: not self._carried(), limit):
                 return
             if written == [worker.pump.file.progress for worker in pending]:
                 for worker in pending:
                     worker.give_up_output()
-                    self._warn(
-                        f"the disk of {worker.spec.log_path} is stuck: the end of its output is lost"
-                    )
+                    self._warn(f"the disk of {worker.spec.log_path} is stuck: the end of its output is lost")
                 return
 
     # Waiting.
 
-    async def _until(
-        self, condition: Callable[[], bool], limit: Callable[[], float] = lambda: math.inf
-    ) -> bool:
-        """Deal with messages until `condition` holds, at most until the monotonic second `limit` gives.
+    async def _until(self, condition: Callable[[], bool], limit: Limit = math.inf) -> bool:
+        """Deal with messages until `condition` holds.
+
+        Args:
+            condition: Looked at after every message.
+            limit: Monotonic second until which to wait at most; one that may change is called.
 
         Returns:
             Whether it holds.
         """
         loop = asyncio.get_running_loop()
         while not condition():
-            left = limit() - time.monotonic()
+            left = (limit() if callable(limit) else limit) - time.monotonic()
             if left <= 0:
                 return False
             timer = loop.call_later(left, self._inbox.post, messages.Nudge()) if left < math.inf else None
@@ -393,22 +399,20 @@ class Attempt:
     def _until_deadline(self) -> float:
         return self._deadline
 
-    async def _until_silent(self, silence: float, limit: Callable[[], float]) -> None:
-        """Wait until the outputs that are left have ended or nothing has come from them for `silence` seconds."""
-        while loud := [
-            since
-            for worker in self._carried()
-            if (since := max(worker.ended_at, worker.pump.active)) + silence > time.monotonic()
-            or worker.pump.writing
-        ]:
-            again = max(min(loud) + silence, time.monotonic() + 0.05)
-            count = len(self._carried())
-            await self._until(
-                lambda count=count: len(self._carried()) < count,  # type: ignore[misc]
-                lambda again=again: min(again, limit()),  # type: ignore[misc]
-            )
-            if time.monotonic() >= limit():
+    async def _until_silent(self, silence: float, limit: Limit) -> None:
+        """Wait until each output that is left has ended or has brought nothing for `silence` seconds."""
+
+        def loud() -> list[float]:
+            now = time.monotonic()
+            since = {worker: max(worker.ended_at, worker.pump.active) + silence for worker in self._carried()}
+            # A disk takes its time: that is no silence.
+            return [max(end, now + 0.05) for w, end in since.items() if end > now or w.pump.writing]
+
+        while ends := loud():
+            last = limit() if callable(limit) else limit
+            if time.monotonic() >= last:
                 return
+            await self._until(lambda: not loud(), min(*ends, last, math.inf))
 
     async def _until_ended(self, processes: Sequence[MarkedProcess]) -> None:
         """Wait until all of these have ended, or until a stop."""
@@ -434,9 +438,7 @@ class Attempt:
             handles.add(handle)
             loop.add_reader(handle, ended, handle)
         try:
-            await self._until(
-                lambda: self.is_stopping or (not handles and limit == math.inf), lambda: limit
-            )
+            await self._until(lambda: self.is_stopping or (not handles and limit == math.inf), limit)
         finally:
             for handle in tuple(handles):
                 ended(handle)
@@ -502,8 +504,8 @@ class Attempt:
         self._note("exited", worker, detail=signal_name(worker.exit_code) or "")
         if worker.exit_code is None and worker.state is WorkerState.SUCCEEDED:
             self._warn(
-                f"{worker.spec.name} has ended, its exit code is not known: this process reaps or ignores all "
-                "its children; it counts as success, for its output does not end with an error"
+                f"{worker.spec.name} has ended, its exit code is not known: this process reaps or ignores "
+                "all its children; it counts as success, for its output does not end with an error"
             )
 
     def _begin_stop(self, cause: Cause, *, now: bool) -> None:
@@ -546,8 +548,8 @@ class Attempt:
         if worker.refused and worker not in self._said_refused:
             self._said_refused.add(worker)
             self._warn(
-                f"{worker.spec.name}, pid {worker.pid}, cannot be signalled (operation not permitted): it runs "
-                "as another user; end it as that user or as root"
+                f"{worker.spec.name}, pid {worker.pid}, cannot be signalled (operation not permitted): it "
+                "runs as another user; end it as that user or as root"
             )
 
     def _fail_start(self, error: WorkerSpawnError) -> None:
@@ -574,6 +576,14 @@ class Attempt:
             await task(*args)
         except Exception as error:
             self._inbox.post(messages.Broken(error=error))
+
+    async def _tend(self, worker: Worker) -> None:
+        try:
+            await worker.run()
+        except Exception as error:
+            self._inbox.post(messages.Broken(error=error))
+            await worker.end_unwatched()
+            self._inbox.post(messages.Nudge())
 
     def _break(self, error: Exception) -> None:
         """End the workers in order after an error of our own, which `run` then raises."""
@@ -606,13 +616,15 @@ class Attempt:
 
     def _begin(self, worker: Worker) -> bool:
         """Start its pump and itself; False where there is no thread for the pump."""
+        worker.begun = True
         try:
             output = worker.pump.start()
         except OSError as error:
+            worker.pump_ended = True
             self._fail_start(spawn_error(worker.spec, error))
             return False
         self._tasks.start_soon(self._guarded, worker.carry, output, name=f"davincirun-{worker.spec.name}-log")
-        self._tasks.start_soon(self._guarded, worker.run, name=f"davincirun-{worker.spec.name}")
+        self._tasks.start_soon(self._tend, worker, name=f"davincirun-{worker.spec.name}")
         return True
 
     async def _watch_guardian(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import Union
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +148,15 @@ class InternalError:
         return f"internal error of davincirunsdk: {self.summary}"
 
 
-Cause = Union[
-    WorkerFailed,
-    AuxiliaryEnded,
-    RanksEnded,
-    StopWanted,
-    Stalled,
-    TimeLimit,
-    NodeLost,
-    StartFailed,
-    InternalError,
-]
+Cause: TypeAlias = (
+    WorkerFailed
+    | AuxiliaryEnded
+    | RanksEnded
+    | StopWanted
+    | Stalled
+    | TimeLimit
+    | NodeLost
+    | StartFailed
+    | InternalError
+)
 """Whatever has an attempt stopped."""

@@ -36,11 +36,10 @@ def ends_with_exception(tail: bytes) -> bool:
 
 def _exception_line(tail: bytes) -> bytes | None:
     """Find the first whole line after the last traceback's frames, without what stands before each line."""
-    head = None
-    for head in _HEAD.finditer(tail):
-        pass
-    if head is None:
+    heads = list(_HEAD.finditer(tail))
+    if not heads:
         return None
+    head = heads[-1]
     # Some print every line with a prefix such as `[rank0]: `.
     prefix = head[1].rstrip() if head[1].strip() else b""
     *lines, _ = tail[head.end() :].split(b"\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
@@ -85,9 +85,17 @@ class Nudge:
     """A time has come, or some work in a thread is done: whoever waits looks again."""
 
 
-Message = Union[
-    Spawned, SpawnFailed, Exited, PumpEnded, TracebackWaited, StopOrdered, GuardianEnded, Broken, Nudge
-]
+Message: TypeAlias = (
+    Spawned
+    | SpawnFailed
+    | Exited
+    | PumpEnded
+    | TracebackWaited
+    | StopOrdered
+    | GuardianEnded
+    | Broken
+    | Nudge
+)
 
 
 class Inbox:

@@ -1,4 +1,8 @@
-"""From a command and a cluster to the processes that have to be started: checked, before any runs."""
+"""From a command and a cluster to the processes that have to be started: checked, before any runs.
+
+`prepare` does what is the job's once; what each attempt needs anew (log files, port, environments) is a
+`Launch`: the first comes with it, `Preparation.again` makes the next.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +18,98 @@ from davincirunsdk.cluster import WorkerSpec
 from davincirunsdk.environment.worker import folders_of, scheduler_environment, worker_environment
 from davincirunsdk.errors import PlatformError, WorkerSpawnError
 from davincirunsdk.leftovers.mark import JOB_MARK
-from davincirunsdk.logs.file import LogFile, open_log_files
+from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
 from davincirunsdk.logs.limit import LimitedLogFile
 from davincirunsdk.supervision.worker import explain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.options import JobOptions
 
 
+_RESTART_COUNTS = ("DAVINCIRUN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is started for one job on this node.
+    """What one attempt starts on this node.
 
     Attributes:
-        job_id: First part of the log files' names.
-        mark: What marks every process of the job.
         specs: Processes in the order of their start, auxiliary ones first.
         files: Their log files, open.
-        events: The file for the job's events, open.
-        log_dir: Folder of the log files.
     """
 
-    job_id: str
-    mark: str
     specs: tuple[WorkerSpec, ...]
     files: tuple[LogFile, ...]
-    events: LogFile
+
+    def close(self) -> None:
+        """Close the files of an attempt that is not begun."""
+        for file in self.files:
+            file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What is the same for every attempt of one job on this node.
+
+    Attributes:
+        options: What the user asked for.
+        cluster: The job's nodes, and which is this one.
+        inherited: The launcher's environment.
+        on_trouble: Takes a sentence when a log file loses bytes.
+        job_id: First part of the log files' names.
+        mark: What marks every process of the job.
+        log_dir: Folder of the log files.
+        events: The file for the job's events, open.
+        first: What the first attempt starts.
+    """
+
+    options: JobOptions
+    cluster: Cluster
+    inherited: Mapping[str, str]
+    on_trouble: Callable[[str], None]
+    job_id: str
+    mark: str
     log_dir: Path
+    events: LogFile
+    first: Launch
+
+    def again(self, number: int) -> Launch:
+        """Prepare another attempt when the one before has closed its files; blocking, for a thread.
+
+        The log files of the attempt before get its number into their names; the port is chosen
+        anew unless it was given.
+
+        Args:
+            number: Of the attempt, from 1.
+
+        Raises:
+            PlatformError: A log file cannot be opened, or the port is taken.
+        """
+        try:
+            for spec in self.first.specs:
+                keep_attempt(spec.log_path, number - 1)
+            files = [_open_log(spec.log_path, self.options, self.on_trouble) for spec in self.first.specs]
+        except OSError as error:
+            raise _log_error(self.log_dir, error) from None
+        return Launch(
+            specs=_specs(
+                self.options,
+                self.cluster,
+                self.inherited,
+                mark=self.mark,
+                paths=[file.path for file in files],
+                attempt=number,
+            ),
+            files=tuple(files),
+        )
+
+    def close(self) -> None:
+        """Close the files of a job that is not begun."""
+        self.first.close()
+        self.events.close()
 
 
 def prepare(
@@ -52,7 +118,7 @@ def prepare(
     *,
     inherited: Mapping[str, str],
     on_trouble: Callable[[str], None],
-) -> Launch:
+) -> Preparation:
     """Make folders, choose a port, build environments, open log files; blocking, for a thread.
 
     Args:
@@ -66,86 +132,129 @@ def prepare(
 
     Raises:
         WorkerSpawnError: The command is not there or cannot be executed.
-        PlatformError: A folder cannot be made, or the port is taken.
+        PlatformError: A folder cannot be made, the port is taken, or /proc is not there.
     """
-    command, work_dir, framework, extra = options.command, options.work_dir, options.framework, options.env
+    if not Path("/proc/self/stat").exists():
+        raise PlatformError(
+            "found no /proc file system; expected one, for the processes of a job are found there: mount it "
+            "(mount -t proc proc /proc), or start the container without hiding it"
+        )
     log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
-    _make_folder(work_dir, "work_dir")
-    _check_command(command, work_dir, {**inherited, **extra})
+    _make_folder(options.work_dir, "work_dir")
+    _check_command(options.command, options.work_dir, {**inherited, **options.env})
     _make_folder(log_dir, "log_dir")
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()
     mark = f"{outer}/{own}" if outer else own
+    endings = [
+        f"-proc-rank-{device.rank}-device-{cluster.worker_device_id(device)}.txt"
+        for device in cluster.node.devices
+    ]
+    if _has_scheduler(options, cluster):
+        endings.insert(0, "-scheduler.txt")
+    try:
+        name = options.name or cluster.job_id.replace(os.sep, "_")
+        job_id, (events, *files) = open_log_files(
+            log_dir, name, ["-events.jsonl", *endings], lambda path: _open_log(path, options, on_trouble)
+        )
+    except OSError as error:
+        raise _log_error(log_dir, error) from None
+    try:
+        specs = _specs(options, cluster, inherited, mark=mark, paths=[file.path for file in files], attempt=0)
+    except BaseException:
+        for file in (events, *files):
+            file.close()
+        raise
+    return Preparation(
+        options=options,
+        cluster=cluster,
+        inherited=inherited,
+        on_trouble=on_trouble,
+        job_id=job_id,
+        mark=mark,
+        log_dir=log_dir,
+        events=events,
+        first=Launch(specs=specs, files=tuple(files)),
+    )
+
+
+def _has_scheduler(options: JobOptions, cluster: Cluster) -> bool:
+    return options.framework == "mindspore" and cluster.rank_table is None and cluster.node_rank == 0
+
+
+def _open_log(path: Path, options: JobOptions, on_trouble: Callable[[str], None]) -> LogFile:
+    if options.log_limit is None or path.suffix != ".txt":
+        return LogFile(path, on_trouble)
+    return LimitedLogFile(path, on_trouble, options.log_limit)
+
+
+def _log_error(log_dir: Path, error: OSError) -> PlatformError:
+    return PlatformError(
+        f"log_dir {log_dir}: a log file cannot be opened: {error.filename}: {explain(error)}; "
+        "give a folder that can be written, with log_dir or --log-dir"
+    )
+
+
+def _specs(
+    options: JobOptions,
+    cluster: Cluster,
+    inherited: Mapping[str, str],
+    *,
+    mark: str,
+    paths: Sequence[Path],
+    attempt: int,
+) -> tuple[WorkerSpec, ...]:
+    """Build what is started, with a port and environments of this attempt."""
     port = _choose_port(cluster, options.master_port)
     cores = len(os.sched_getaffinity(0))
-    environments = [
-        worker_environment(
+    with_scheduler = _has_scheduler(options, cluster)
+    specs = []
+    for device, path in zip(cluster.node.devices, paths[with_scheduler:], strict=True):
+        environment = worker_environment(
             cluster=cluster,
             device=device,
             master_port=port,
-            framework=framework,
+            framework=options.framework,
             inherited=inherited,
-            extra=extra,
+            extra=options.env,
             mark=mark,
             cores=cores,
         )
-        for device in cluster.node.devices
-    ]
-    for environment in environments:
         _make_log_folders(environment)
-    devices = cluster.node.devices
-    numbers = [cluster.worker_device_id(device) for device in devices]
-    endings = [
-        f"-proc-rank-{device.rank}-device-{number}.txt"
-        for device, number in zip(devices, numbers, strict=True)
-    ]
-    with_scheduler = framework == "mindspore" and cluster.rank_table is None and cluster.node_rank == 0
-    if with_scheduler:
-        endings.insert(0, "-scheduler.txt")
-
-    def open_file(path: Path) -> LogFile:
-        if options.log_limit is None or path.suffix != ".txt":
-            return LogFile(path, on_trouble)
-        return LimitedLogFile(path, on_trouble, options.log_limit)
-
-    try:
-        name = options.name or cluster.job_id.replace(os.sep, "_")
-        job_id, (events, *files) = open_log_files(log_dir, name, ["-events.jsonl", *endings], open_file)
-    except OSError as error:
-        raise PlatformError(
-            f"log_dir {log_dir}: a log file cannot be opened: {error.filename}: {explain(error)}; "
-            "give a folder that can be written, with log_dir or --log-dir"
-        ) from None
-    specs = [
-        WorkerSpec(
-            rank=device.rank,
-            local_rank=device.local_rank,
-            device_id=numbers[place],
-            npu_id=device.device_id if cluster.npus else -1,
-            name=f"rank {device.rank}",
-            command=command,
-            env=environments[place],
-            work_dir=work_dir,
-            log_path=files[place + with_scheduler].path,
+        _count_restarts(environment, attempt)
+        specs.append(
+            WorkerSpec(
+                rank=device.rank,
+                local_rank=device.local_rank,
+                device_id=cluster.worker_device_id(device),
+                npu_id=device.device_id if cluster.npus else -1,
+                name=f"rank {device.rank}",
+                command=options.command,
+                env=environment,
+                work_dir=options.work_dir,
+                log_path=path,
+            )
         )
-        for place, device in enumerate(devices)
-    ]
     if with_scheduler:
         scheduler = WorkerSpec(
             rank=-1,
             local_rank=-1,
             device_id=-1,
             name="scheduler",
-            command=command,
-            env=scheduler_environment(environments[0], cluster.world_size),
-            work_dir=work_dir,
-            log_path=files[0].path,
+            command=options.command,
+            env=scheduler_environment(specs[0].env, cluster.world_size),
+            work_dir=options.work_dir,
+            log_path=paths[0],
             auxiliary=True,
         )
         specs.insert(0, scheduler)
-    return Launch(
-        job_id=job_id, mark=mark, specs=tuple(specs), files=tuple(files), events=events, log_dir=log_dir
-    )
+    return tuple(specs)
+
+
+def _count_restarts(environment: dict[str, str], attempt: int) -> None:
+    for name in _RESTART_COUNTS:
+        if name in environment or name == _RESTART_COUNTS[0]:
+            environment[name] = str(attempt)
 
 
 def _make_folder(folder: Path, name: str) -> None:

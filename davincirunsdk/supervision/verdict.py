@@ -143,9 +143,7 @@ def _describe(worker: WorkerSeen, cluster: Cluster, reason: str) -> WorkerFailur
     )
 
 
-def _judge_state(
-    seen: Seen, ranks: Sequence[WorkerState], failures: tuple[WorkerFailure, ...]
-) -> JobState:
+def _judge_state(seen: Seen, ranks: Sequence[WorkerState], failures: tuple[WorkerFailure, ...]) -> JobState:
     if failures or isinstance(seen.cause, InternalError):
         return JobState.FAILED
     if all(state is WorkerState.SUCCEEDED for state in ranks):

@@ -71,6 +71,7 @@ class Worker:
     Attributes:
         pid: None before the start.
         exit_code: As in `subprocess`; None while it runs, and when nobody could learn it.
+        begun: True once it was tried to start it or its pump.
         settled: True once it runs or cannot be started.
         running: True from the start to the end.
         told: True once its process group was asked to end.
@@ -90,6 +91,7 @@ class Worker:
         self.pump = pump
         self.pid: int | None = None
         self.exit_code: int | None = None
+        self.begun: bool = False
         self.settled: bool = False
         self.running: bool = False
         self.told: bool = False
@@ -126,6 +128,7 @@ class Worker:
         self._post(Spawned(worker=self))
         if not await self._wait_for_exit():
             self.running = False
+            self._let_go()
             self._post(Nudge())
             return
         self.exit_code = self._peek()
@@ -164,6 +167,14 @@ class Worker:
             loop.remove_reader(self._handle)
         return ended.done()
 
+    async def end_unwatched(self) -> None:
+        """End the process when an error of ours has ended the watch over it."""
+        if self._process is not None:
+            self.kill()
+            await self._waits.until_any(in_thread_or_here(self._process.wait, 5.0))
+            self._let_go()
+        self.settled, self.running = True, False
+
     def deal_with_end(self) -> None:
         """Let it be reaped: whatever had to be done before has been done."""
         resolve(self._dealt_with, None)
@@ -201,8 +212,13 @@ class Worker:
 
     def _reap(self) -> None:
         self._ask_for_status(os.WEXITED | os.WNOHANG)
+        self._let_go()
+
+    def _let_go(self) -> None:
         assert self._process is not None
-        self._process.returncode = self.exit_code or 0
+        # Or `subprocess` would complain, and keep it to reap it some day.
+        if self._process.returncode is None:
+            self._process.returncode = self.exit_code or 0
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -391,7 +407,7 @@ def _signals_are_odd() -> bool:
 def _blocked_and_ignored() -> tuple[set[int], set[int]]:
     """List the signals that this thread blocks and those that the process ignores."""
     # Two more are the C library's own; its posix_spawn() has children ignore them.
-    valid = signal.valid_signals()
+    valid = {int(number) for number in signal.valid_signals()}
     try:
         # The kernel knows better than `signal`, which does not hear of what C code ignores.
         # Not thread-self: kernels before 3.17 do not have it.
@@ -399,7 +415,7 @@ def _blocked_and_ignored() -> tuple[set[int], set[int]]:
         with open(path, encoding="ascii", errors="replace") as status:
             masks = {line[:6]: int(line[7:], 16) for line in status if line.startswith(("SigBlk", "SigIgn"))}
     except OSError:
-        blocked = set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        blocked = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
         return blocked, {number for number in valid if signal.getsignal(number) == signal.SIG_IGN}
     blocked, ignored = (
         {number for number in valid if masks[name] >> (number - 1) & 1} for name in ("SigBlk", "SigIgn")

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from processes import wait_until
+from processes import is_alive, wait_until
 
 from davincirunsdk import (
     DistributedRuntimeError,
     FMKManager,
     JobState,
     WorkerState,
-    manager,
 )
 
 if TYPE_CHECKING:
@@ -128,17 +127,57 @@ def test_control_c_during_a_start_gives_130(begun: int) -> None:
     assert "root cause" not in said
 
 
-async def test_an_error_of_our_own_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What breaks the supervision is raised where the job is waited for; nobody waits for ever."""
+def _broken(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("ours")
 
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
 
-    monkeypatch.setattr(manager, "judge", broken)
-    async with FMKManager(["sleep", "600"], nproc_per_node=2) as job:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "davincirunsdk.manager.judge",
+        "davincirunsdk.supervision.attempt.Attempt._judge_exit",
+        "davincirunsdk.supervision.attempt.Attempt._sweep",
+        "davincirunsdk.supervision.attempt.Attempt._see_stop_through",
+        "davincirunsdk.supervision.attempt._look_at",
+        "davincirunsdk.supervision.worker.Worker._peek",
+        "davincirunsdk.leftovers.process_tree.ProcessTree.end",
+        "davincirunsdk.leftovers.process_tree.ProcessTree.terminate",
+    ],
+)
+async def test_an_error_of_our_own_is_raised(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What breaks the supervision, wherever, ends the workers and is raised bare; nobody waits for ever."""
+    async with FMKManager(["sleep", "600"], nproc_per_node=2, grace_period=1) as job:
+        workers = job.workers
+        monkeypatch.setattr(place, _broken)
         job.stop()
-        with pytest.raises(ZeroDivisionError):
-            await job.wait()
+        with pytest.raises(ZeroDivisionError, match="ours"):
+            await asyncio.wait_for(job.wait(), 20)
+    wait_until(lambda: not any(is_alive(worker.pid or 0) for worker in workers))
+    assert job.state == JobState.FAILED
+    events = [event async for event in job.events()]
+    told = [event for event in events if event.kind == "internal_error"]
+    assert "ZeroDivisionError: ours" in told[0].detail
+    assert "Traceback" in told[0].detail
+    assert (events[-1].kind, events[-1].exit_code) == ("finished", 70)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "davincirunsdk.supervision.attempt._load_what_the_end_needs",
+        "davincirunsdk.supervision.attempt.children_are_reaped_by_kernel",
+        "davincirunsdk.supervision.attempt.guardian.watch",
+        "davincirunsdk.supervision.worker.Worker._wait_for_exit",
+        "davincirunsdk.supervision.worker._spawn",
+        "davincirunsdk.supervision.attempt.Attempt._watch_guardian",
+    ],
+)
+async def test_an_error_of_our_own_during_the_start(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same before all workers run."""
+    monkeypatch.setattr(place, _broken)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        async with FMKManager(["sleep", "600"], nproc_per_node=2, grace_period=1) as job:
+            await asyncio.wait_for(job.wait(), 20)
 
 
 def test_a_signal_while_a_table_is_awaited_speaks_of_no_workers(job_folder: Path) -> None:
