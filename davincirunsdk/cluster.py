@@ -43,6 +43,26 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What one source says about size or place of the job.
+
+    Attributes:
+        name: Such as `node rank`.
+        value: What it says.
+        source: Option, rank table or variable that says it.
+        believed: True for the source that counts.
+    """
+
+    name: str
+    value: str
+    source: str
+    believed: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value}, from {self.source}{'' if self.believed else ' (not believed)'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """All nodes of a job, and which of them this one is.
 
@@ -61,7 +81,9 @@ class Cluster:
         physical_device_id: True for the one driver release (20.1.0) whose DEVICE_ID is physical
             and which knows no ASCEND_DEVICE_ID.
         npus: True when the devices are NPUs, False for bare slots.
+        scheduler_elsewhere: True where MindSpore's scheduler runs apart from all nodes of the job.
         platform: Name of the platform that told all this.
+        facts: Which source gave what, in order of trust.
     """
 
     nodes: tuple[Node, ...]
@@ -75,7 +97,9 @@ class Cluster:
     visible_devices: tuple[int, ...] | None = None
     physical_device_id: bool = False
     npus: bool = True
+    scheduler_elsewhere: bool = False
     platform: str = "host"
+    facts: tuple[Fact, ...] = ()
 
     @property
     def node(self) -> Node:

@@ -57,6 +57,7 @@ class NodeKeywords(JobKeywords, total=False):
     nnodes: int | None
     node_rank: int | None
     master_addr: str | None
+    ignore_platform: bool
 
 
 def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -336,6 +337,9 @@ class Wish:
         node_rank: Place of this node.
         master_addr: Host or address of node 0.
         master_port: Port for the rendezvous; by default any free one.
+        ignore_platform: Where two sources contradict each other about size or place of the job,
+            let the more trusted one count: what is given here, then the rank table, then the
+            platform. By default that is an error.
     """
 
     rank_table: Path | None = option(None, absolute)
@@ -345,6 +349,7 @@ class Wish:
     node_rank: int | None = option(None, number(0))
     master_addr: str | None = option(None, text)
     master_port: int | None = option(None, number(1, 65535))
+    ignore_platform: bool = option(False, flag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

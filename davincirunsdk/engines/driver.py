@@ -400,6 +400,8 @@ class NodesManager:
                     node_rank=node_rank,
                     master_addr=members[0].facts.address,
                     master_port=self._options.master_port or members[0].facts.port,
+                    # The engine counts its nodes by itself, whatever started it counts otherwise.
+                    ignore_platform=True,
                     display=Display(),
                 ),
                 wanted_ranks=wanted,

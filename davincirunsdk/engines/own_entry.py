@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.platforms import detect, own_node, places
+from davincirunsdk.platforms import own_node, places, sites_of
 from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.table import RankTable, Server
 
@@ -47,7 +47,7 @@ def own_entry(chosen: Sequence[int], env: Mapping[str, str], root: Path) -> Rank
     if table.form == "v2.0":
         raise RankTableError(f"rank table {path}: found version 2.0, which names no hosts", path=path)
     nodes = table.nodes()
-    own = nodes[own_node.find(nodes, env=env, site=detect(env).site(env), wanted=None, path=path)]
+    own = nodes[own_node.find(nodes, env=env, sites=sites_of(env, len(nodes)), path=path)]
     rows = {row.device_id: row for row in own.rows}
     if missing := [str(number) for number in chosen if number not in rows]:
         raise PlatformError(

@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, TypeVar
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.host import devices
-from davincirunsdk.platforms import host, modelarts, paths, places, slurm, volcano, without_table
+from davincirunsdk.platforms import (
+    ascendjob,
+    host,
+    modelarts,
+    openmpi,
+    paths,
+    pet,
+    places,
+    rendezvous,
+    slurm,
+    volcano,
+    without_table,
+)
 from davincirunsdk.platforms.paths import job_id, log_root
+from davincirunsdk.platforms.trust import WORDS, relied_upon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,12 +34,15 @@ if TYPE_CHECKING:
     from davincirunsdk.platforms.site import Platform, Site
     from davincirunsdk.rank_table import RankTable
 
-__all__ = ["PLATFORMS", "detect", "job_id", "locate", "log_root", "prepare_rank_table"]
+__all__ = ["PLATFORMS", "detect", "job_id", "locate", "log_root", "prepare_rank_table", "sites_of"]
 
 PLATFORMS: tuple[Platform, ...] = (
     modelarts,  # before volcano: it is built on Volcano and sets the same VC_* variables
+    ascendjob,
     volcano,  # before slurm: Slurm may run in pods, then the pods are what counts
     slurm,
+    pet,  # torchrun's names: whoever sets them may run on any of those above
+    openmpi,
     host,  # last: it is always present
 )
 
@@ -47,8 +63,13 @@ OUTER_VARIABLES = frozenset(
     {
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
         "MASTER_ADDR", "MASTER_PORT", "RANK_ID", "RANK_SIZE", "RANK_START", "DEVICE_ID", "ASCEND_DEVICE_ID",
+        "MA_NUM_HOSTS", "DLS_TASK_NUMBER", "DLS_TASK_INDEX", "SLURM_NODEID", "SLURM_NNODES",
+        "SLURM_JOB_NODELIST",
     }
 )  # fmt: skip
+
+OUTER_PREFIXES = ("PET_", "OMPI_", "VC_", "VK_", "MS_", "SLURM_STEP_")
+"""The outer launcher has used up what these say: its worker is one process on one node."""
 
 _log = logging.getLogger("davincirunsdk")
 _T = TypeVar("_T")
@@ -100,31 +121,75 @@ async def locate(
     Cancellation ends the waiting; nothing is left running but a read that hangs.
     """
     env = without_outer_job(env)
-    platform = detect(env)
-    site = platform.site(env)
+    platform = (await in_thread(lambda: detect(env))).NAME
     if wish.nnodes is not None and wish.node_rank is not None and wish.node_rank >= wish.nnodes:
         raise PlatformError(
             f"found node rank {wish.node_rank} of {wish.nnodes} nodes; expected 0 to {wish.nnodes - 1}"
         )
     place = await in_thread(lambda: places.find(env, given=wish.rank_table, root=root))
-    if place is None:
-        return await in_thread(
-            lambda: without_table.cluster(wish, env, platform=platform.NAME, site=site, root=root)
-        )
-    table = await _read_table(place, env, site, wish.rank_table_timeout, notify)
-
-    def from_table() -> Cluster:
-        from davincirunsdk.platforms import from_table
-
-        return from_table.cluster(
-            table, place.path, wish, env, platform=platform.NAME, site=site, root=root, notify=notes.append
-        )
-
+    sites = relied_upon(
+        await in_thread(lambda: sites_of(env)),
+        wish,
+        table=str(place.path) if place else "",
+        ignore=wish.ignore_platform,
+        notify=notify,
+    )
     notes: list[str] = []
-    cluster = await in_thread(from_table)
+    if place is None:
+        cluster = await in_thread(
+            lambda: without_table.cluster(wish, env, platform=platform, sites=sites, root=root)
+        )
+    else:
+        table = await _read_table(place, env, sites, wish.rank_table_timeout, notify)
+        cluster = await in_thread(
+            lambda: _from_table(table, place.path, wish, env, platform, sites, root, notes.append)
+        )
     for note in notes:
         notify(note)
+    if len(cluster.nodes) > 1:
+        told = {fact.name for fact in cluster.facts if fact.believed and not fact.source.startswith("rank")}
+        await rendezvous.check(
+            cluster,
+            pods=any(site.pods for site in sites),
+            from_table=place is not None and WORDS["master_addr"] not in told,
+            ignore=wish.ignore_platform,
+            notify=notify,
+        )
     return cluster
+
+
+def _from_table(
+    table: RankTable,
+    path: Path,
+    wish: Wish,
+    env: Mapping[str, str],
+    platform: str,
+    sites: tuple[Site, ...],
+    root: Path,
+    notify: Callable[[str], None],
+) -> Cluster:
+    from davincirunsdk.platforms import from_table
+
+    return from_table.cluster(
+        table, path, wish, env, platform=platform, sites=sites, root=root, notify=notify
+    )
+
+
+def sites_of(env: Mapping[str, str], nnodes: int | None = None) -> tuple[Site, ...]:
+    """Ask every platform that is present.
+
+    Args:
+        env: The environment.
+        nnodes: Leave out those that speak of another number of nodes.
+
+    Returns:
+        What they say, in order of trust.
+    """
+    present = [platform for platform in PLATFORMS if platform.is_present(env)]
+    if modelarts in present and volcano in present:
+        present.remove(volcano)
+    sites = [platform.site(env) for platform in present]
+    return tuple(site for site in sites if nnodes is None or site.nnodes == nnodes)
 
 
 async def prepare_rank_table(
@@ -152,17 +217,16 @@ async def prepare_rank_table(
         PlatformError: This host cannot be found in it.
     """
     env = without_outer_job(env)
-    site = detect(env).site(env)
     place = await in_thread(lambda: places.find(env, root=root))
     if place is None:
         return None
-    table = await _read_table(place, env, site, None, notify)
+    table = await _read_table(place, env, await in_thread(lambda: sites_of(env)), None, notify)
 
     def prepare() -> dict[str, str]:
         from davincirunsdk.platforms import from_table, own_node
 
         nodes = from_table.nodes_of(table, len(devices.visible(env, devices.npus(root))), str(place.path))
-        own = nodes[own_node.find(nodes, env=env, site=site, wanted=None, path=str(place.path))]
+        own = nodes[own_node.find(nodes, env=env, sites=sites_of(env, len(nodes)), path=str(place.path))]
         return {
             "RANK_TABLE_FILE": str(paths.file_for_hccl(table, place.path, env, root, documented=True)),
             "MA_CURRENT_HOST_IP": own.server.server_id,
@@ -174,17 +238,24 @@ async def prepare_rank_table(
 
 
 def without_outer_job(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Leave out what an outer davincirun or torchrun set for us as its worker, its marks included."""
+    """Leave out what an outer davincirun or torchrun set or used for its worker, its marks included.
+
+    That worker is one process on one node: a job that it starts is on this node, unless it is told more.
+    """
     if any(env.get(mark) for mark in OUTER_MARKS):
         outer = OUTER_VARIABLES.union(OUTER_MARKS)
-        return {name: value for name, value in env.items() if name not in outer}
+        return {
+            name: value
+            for name, value in env.items()
+            if name not in outer and not name.startswith(OUTER_PREFIXES)
+        }
     return env
 
 
 async def _read_table(
     place: places.Place,
     env: Mapping[str, str],
-    site: Site,
+    sites: tuple[Site, ...],
     limit: float | None,
     notify: Callable[[str], None],
 ) -> RankTable:
@@ -197,11 +268,12 @@ async def _read_table(
         limit = _seconds(env)
     asked = limit is not None
     limit = DEFAULT_TIMEOUT if limit is None else limit
+    writes = any(site.writes_table for site in sites)
     patience = file.Patience(
         limit=limit,
-        missing=limit if asked or site.writes_table else SHORT_WAIT,
-        missing_folder=limit if asked or site.writes_table else 0.0,
-        hint=site.hint,
+        missing=limit if asked or writes else SHORT_WAIT,
+        missing_folder=limit if asked or writes else 0.0,
+        hint=next((site.hint for site in sites if site.hint), ""),
     )
     table, _ = await file.wait_for(place.path, patience=patience, named_by=place.named_by, notify=notify)
     for warning in table.warnings:

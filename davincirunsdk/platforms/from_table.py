@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import Cluster, Device, Node
 from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.host import devices
+from davincirunsdk.host import addresses, devices
 from davincirunsdk.platforms import own_node, paths, rendezvous
-from davincirunsdk.platforms.site import Site, shared_port
+from davincirunsdk.platforms.site import shared_port
+from davincirunsdk.platforms.trust import Claim, claims_of_site, claims_of_wish, facts, settle
 from davincirunsdk.rank_table import dump
 from davincirunsdk.rank_table.table import Server, TableNode
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from davincirunsdk.options import Wish
+    from davincirunsdk.platforms.site import Site
     from davincirunsdk.rank_table import RankTable
 
 
@@ -27,7 +29,7 @@ def cluster(
     env: Mapping[str, str],
     *,
     platform: str,
-    site: Site,
+    sites: tuple[Site, ...],
     root: Path,
     notify: Callable[[str], None],
 ) -> Cluster:
@@ -39,7 +41,7 @@ def cluster(
         wish: What the user asked for; must not contradict the table.
         env: The environment.
         platform: Name of the platform.
-        site: What the platform tells.
+        sites: What the platforms say, in order of trust.
         root: Folder that stands for `/`.
         notify: Takes lines for people.
 
@@ -48,7 +50,7 @@ def cluster(
 
     Raises:
         RankTableError: The wish, the devices here or their mask, and the table disagree.
-        PlatformError: This node is not to be found in the table.
+        PlatformError: This node is not to be found in the table, or two sources contradict each other.
     """
     present = devices.npus(root)
     nodes = nodes_of(table, wish.nproc_per_node or len(devices.visible(env, present)), str(path))
@@ -58,8 +60,22 @@ def cluster(
             f"{wish.nnodes}, the nnodes asked for: drop that figure, or give the table of this job",
             path=str(path),
         )
-    node_rank = own_node.find(nodes, env=env, site=site, wanted=wish.node_rank, path=str(path))
+    ignore = wish.ignore_platform
+    said = [claim for site in sites for claim in claims_of_site(site)]
+    in_table = [Claim(name="nnodes", value=len(nodes), source=f"rank table {path}")]
+    settle("nnodes", (*in_table, *said), ignore=ignore)
+    # What the platform tells of places counts if it speaks of as many nodes.
+    agreed = [site for site in sites if site.nnodes == len(nodes)]
+    node_rank = own_node.find(
+        nodes, env=env, sites=agreed, wanted=wish.node_rank, path=str(path), ignore=ignore
+    )
     own = nodes[node_rank]
+    in_table.append(Claim(name="node_rank", value=node_rank, source=f"rank table {path}"))
+    in_table.append(Claim(name="nproc_per_node", value=len(own.rows), source=f"rank table {path}"))
+    wished = claims_of_wish(wish)
+    # A platform that writes the table may number its nodes anew in it, by the network's shape.
+    foreign = [claim for site in sites if not site.writes_table for claim in claims_of_site(site)]
+    settle("node_rank", (*wished, *in_table, *foreign), ignore=ignore)
     if wish.nproc_per_node is not None and wish.nproc_per_node != len(own.rows):
         raise RankTableError(
             f"rank table {path}: found {len(own.rows)} device{'s' if len(own.rows) > 1 else ''} on this node "
@@ -68,24 +84,39 @@ def cluster(
             path=str(path),
         )
     mask = _narrowed(own, present, env, str(path), notify)
-    # What the platform tells of other nodes counts if it speaks of the same ones.
-    agreed = site if site.nnodes == len(nodes) else Site()
+    own_words = (*wished, *rendezvous.claims(env))
+    address, port = (settle(name, own_words, ignore=True) for name in ("master_addr", "master_port"))
+    agreed = [site for site in agreed if site.node_rank in (None, node_rank)]
+    if port is None and len(nodes) > 1:
+        known = next((site.master_port for site in agreed if site.master_port), None)
+        port = Claim(name="master_port", value=known or shared_port(dump(table)), source=f"rank table {path}")
     return Cluster(
         nodes=tuple(_node(place, node) for place, node in enumerate(nodes)),
         node_rank=node_rank,
-        master_addr=rendezvous.address(wish, env, agreed, len(nodes)) or own_node.address_of(nodes[0]),
-        master_port=rendezvous.port(
-            wish, env, agreed, len(nodes), fallback=shared_port(dump(table)) if len(nodes) > 1 else 0
-        ),
+        master_addr=str(address.value) if address else _master(nodes, agreed),
+        master_port=int(port.value) if port else None,
         job_id=paths.job_id(env),
         rank_table=paths.file_for_hccl(table, path, env, root, documented=False),
         log_root=paths.log_root(env),
-        log_dir=site.log_dir,
+        log_dir=next((site.log_dir for site in sites if site.log_dir), None),
         visible_devices=mask,
         physical_device_id=devices.wants_physical_ids(root),
         npus=True,
         platform=platform,
+        facts=facts((*wished, *in_table, *rendezvous.claims(env), *said)),
     )
+
+
+def _master(nodes: tuple[TableNode, ...], agreed: list[Site]) -> str:
+    """Tell where node 0 is: as pods know each other, else by the table, else as the platform knows it."""
+    if len(nodes) == 1:
+        return rendezvous.LOOPBACK
+    address = own_node.address_of(nodes[0])
+    named = [site for site in agreed if site.master_addr]
+    # In pods the table holds the hosts' addresses, which are not theirs.
+    if named and (named[0].writes_table or not addresses.distinctive(address)):
+        return named[0].reach(named[0].master_addr or "")
+    return address
 
 
 def nodes_of(table: RankTable, here: int, path: str) -> tuple[TableNode, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk.platforms.paths import log_root
-from davincirunsdk.platforms.site import Site, names, shared_port, whole
+from davincirunsdk.platforms.site import Site, first_set, names, shared_port, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,18 +40,23 @@ def is_present(env: Mapping[str, str]) -> bool:
 def site(env: Mapping[str, str]) -> Site:
     """Read nodes and own place from VC_* (new jobs) or DLS_* (old ones)."""
     hosts = names(env, "VC_WORKER_HOSTS")
-    nnodes = (
-        whole(env, "MA_NUM_HOSTS", least=1) or whole(env, "DLS_TASK_NUMBER", least=1) or len(hosts) or None
-    )
-    rank = whole(env, "VC_TASK_INDEX")
-    if rank is None:
-        rank = whole(env, "DLS_TASK_INDEX")
+    counted = first_set(env, "MA_NUM_HOSTS", "DLS_TASK_NUMBER")
+    nnodes = (whole(env, counted, least=1) if counted else len(hosts)) or None
+    placed = first_set(env, "VC_TASK_INDEX", "DLS_TASK_INDEX")
+    rank = whole(env, placed)
     old_hosts = tuple(
         env[name].partition(":")[0] for i in range(nnodes or 0) if env.get(name := f"BATCH_CUSTOM{i}_HOSTS")
     )
     hosts = hosts or old_hosts
     job = env.get("MA_VJ_NAME") or env.get("BATCH_JOB_ID")
     return Site(
+        title="ModelArts",
+        said_by={
+            "nnodes": counted or "VC_WORKER_HOSTS",
+            "node_rank": placed,
+            "master_addr": "VC_WORKER_HOSTS" if env.get("VC_WORKER_HOSTS") else "BATCH_CUSTOM0_HOSTS",
+            "master_port": first_set(env, "MA_VJ_NAME", "BATCH_JOB_ID"),
+        },
         hosts=hosts if len(hosts) == nnodes else (),
         nnodes=nnodes,
         node_rank=rank,
@@ -59,5 +64,6 @@ def site(env: Mapping[str, str]) -> Site:
         master_port=shared_port(job) if job else None,
         log_dir=Path(env["MA_LOG_DIR"]) if env.get("MA_LOG_DIR") else log_root(env),
         writes_table=True,
+        pods=True,
         hint=HINT,
     )

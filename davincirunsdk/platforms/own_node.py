@@ -35,30 +35,32 @@ def find(
     nodes: tuple[TableNode, ...],
     *,
     env: Mapping[str, str],
-    site: Site,
-    wanted: int | None,
+    sites: Sequence[Site] = (),
+    wanted: int | None = None,
     path: str,
+    ignore: bool = False,
 ) -> int:
     """Tell which node of a rank table this one is.
 
-    A wish decides, and so does a table of one node. Otherwise each signal, the surest first, leaves
-    the nodes that it fits: the pod's name, addresses that the environment gives, the machine's own
-    addresses, its name, at last the place that the platform counts. A signal that fits none says
-    nothing; loopback and the like fit none, for they would fit all.
+    A wish decides, if no signal says otherwise, and so does a table of one node. Else each signal,
+    the surest first, leaves the nodes that it fits: the pod's name, addresses that the environment
+    gives, the machine's own addresses, its name, at last the place that the platform counts. A signal
+    that fits none says nothing; loopback and the like fit none, for they would fit all.
 
     Args:
         nodes: The table's nodes in node rank order.
         env: The environment.
-        site: What the platform tells.
+        sites: What platforms that speak of as many nodes say, in order of trust.
         wanted: Node rank that the user gave.
         path: The table, for the message.
+        ignore: True if the user allows his node rank to contradict the signals.
 
     Returns:
         The node rank.
 
     Raises:
-        PlatformError: No signal settles it; the message lists what is known of this host and what
-            stands in the table.
+        PlatformError: No signal settles it, or one contradicts the wish; the message lists what is
+            known of this host and what stands in the table.
     """
     if wanted is not None:
         if wanted >= len(nodes):
@@ -66,7 +68,6 @@ def find(
                 f"found node rank {wanted}, but rank table {path} has {len(nodes)} "
                 f"node{'s' if len(nodes) > 1 else ''}; expected a node rank from 0 to {len(nodes) - 1}"
             )
-        return wanted
     if len(nodes) == 1:
         return 0
     signals = _signals(env)
@@ -74,11 +75,21 @@ def find(
     for signal in signals:
         fitting = [place for place in left if signal.values and signal.fits(nodes[place])]
         if len(fitting) == 1:
-            return fitting[0]
+            if wanted not in (None, fitting[0]) and not ignore:
+                raise PlatformError(
+                    f"found node rank {wanted} asked for, but this host is node {fitting[0]} "
+                    f"({nodes[fitting[0]].name}) of rank table {path}, by its {signal.name}; expected both "
+                    "to agree: leave --node-rank (node_rank) out, or let it count with --ignore-platform "
+                    "(ignore_platform)"
+                )
+            return fitting[0] if wanted is None else wanted
         left = fitting or left
-    if site.node_rank is not None and site.node_rank in left and site.nnodes in (None, len(nodes)):
-        return site.node_rank
-    raise PlatformError(_unsettled(nodes, left, signals, site, path))
+    if wanted is not None:
+        return wanted
+    for site in sites:
+        if site.node_rank is not None and site.node_rank in left:
+            return site.node_rank
+    raise PlatformError(_unsettled(nodes, left, signals, sites, path))
 
 
 def _signals(env: Mapping[str, str]) -> list[_Signal]:
@@ -116,7 +127,11 @@ def _distinct(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def _unsettled(
-    nodes: tuple[TableNode, ...], left: Iterable[int], signals: list[_Signal], site: Site, path: str
+    nodes: tuple[TableNode, ...],
+    left: Iterable[int],
+    signals: list[_Signal],
+    sites: Sequence[Site],
+    path: str,
 ) -> str:
     several = list(left)
     what = "none of" if len(several) == len(nodes) else f"{len(several)} of"
@@ -124,8 +139,9 @@ def _unsettled(
         f"found {what} the {len(nodes)} nodes in rank table {path} to be this host; expected exactly one."
     ]
     known = dict.fromkeys(f"{signal.name} {', '.join(signal.values)}" for signal in signals if signal.values)
-    if site.node_rank is not None:
-        known[f"node rank {site.node_rank} of {site.nnodes or '?'}"] = None
+    for site in sites:
+        if site.node_rank is not None:
+            known[f"{site.title}'s node rank {site.node_rank} of {site.nnodes}"] = None
     lines.append(f"  This host: {'; '.join(known)}.")
     for place in several[:MOST_LISTED]:
         node = nodes[place]

@@ -1,4 +1,4 @@
-"""What a platform tells about this job, and what a platform is."""
+"""What a platform says about this job, and what a platform is."""
 
 from __future__ import annotations
 
@@ -22,33 +22,48 @@ class Site:
     """What the platform's variables say, as far as they say it.
 
     Attributes:
+        title: Name of the platform for people.
+        said_by: The variables that `nnodes`, `node_rank`, `nproc_per_node`, `master_addr` and
+            `master_port` come from.
         hosts: Names or addresses of all nodes in node rank order, () if not told.
         nnodes: Number of nodes, None if not told.
         node_rank: Place of this node, None if not told.
+        nproc_per_node: Workers of this node, None if not told.
         master_addr: Host or address of node 0, None if not told.
         master_port: Port that all nodes agree on, None if not told.
         log_dir: The platform's folder for worker logs, None if it has none.
         writes_table: True where the platform writes a rank table while the job starts, so that a
             missing one is worth waiting for.
+        pods: True where the nodes are pods, whose names are known only once they have started.
         hint: What to tell the user whose table never comes.
-        doubt: What speaks against one launcher being started on each node, "" if nothing does.
+        objection: Why the place must not be relied upon: what was found and what to write instead;
+            "" if it may.
+        offer: True where it speaks of nodes that could be used, and not of launchers that it has
+            started on each: then every wish for other nodes is a choice, not a contradiction.
+        scheduler_elsewhere: True where MindSpore's scheduler runs apart from all workers.
         reach: Finds an address for a host's name that need not be known to the resolver; may block.
     """
 
+    title: str = ""
+    said_by: Mapping[str, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     nnodes: int | None = None
     node_rank: int | None = None
+    nproc_per_node: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
     log_dir: Path | None = None
     writes_table: bool = False
+    pods: bool = False
     hint: str = ""
-    doubt: str = ""
+    objection: str = ""
+    offer: bool = False
+    scheduler_elsewhere: bool = False
     reach: Callable[[str], str] = field(default=str, compare=False)
 
 
 class Platform(Protocol):
-    """A kind of place to run in; `platforms.detect` takes the first that is present."""
+    """A kind of place to run in."""
 
     @property
     def NAME(self) -> str:
@@ -88,6 +103,11 @@ def whole(env: Mapping[str, str], name: str, *, most: int | None = None, least: 
             "correct or unset it"
         )
     return value
+
+
+def first_set(env: Mapping[str, str], *names: str) -> str:
+    """Name the first of some variables that is set and not empty, "" if none is."""
+    return next((name for name in names if env.get(name, "").strip()), "")
 
 
 def names(env: Mapping[str, str], name: str) -> tuple[str, ...]:

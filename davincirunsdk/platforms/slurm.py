@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.platforms.site import Site, shared_port, whole
+from davincirunsdk.platforms.site import Site, first_set, shared_port, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,10 +21,11 @@ MOST_NODES = 1_000_000
 SCONTROL_TIMEOUT = 10.0
 """Seconds for one answer of scontrol; the controller of a large cluster may be busy."""
 
-NO_STEP = (
-    "no Slurm step shows in the environment; if this was not started by srun, the other nodes will never "
-    "join: use srun --ntasks-per-node=1"
-)
+ONE_EACH = "srun --ntasks-per-node=1 --kill-on-bad-exit=1 davincirun ..."
+"""How one davincirun per node is started."""
+
+STEPS_OF_SLURM = ("4294967290", "4294967291", "4294967292")
+"""Numbers of the interactive, batch and extern steps, which Slurm makes by itself on the first node."""
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -39,30 +40,55 @@ def site(env: Mapping[str, str]) -> Site:
     """Read nodes and own place; those of the step where there is one, as it may use fewer nodes than the job.
 
     Raises:
-        PlatformError: srun started us more than once per node, or a node list cannot be read.
+        PlatformError: A node list cannot be read.
     """
-    stepped = "SLURM_STEP_NODELIST" in env
-    listed = "SLURM_STEP_NODELIST" if stepped else "SLURM_JOB_NODELIST"
+    stepped = in_step(env)
+    listed = first_set(env, *(("SLURM_STEP_NODELIST",) if stepped else ()), "SLURM_JOB_NODELIST")
     hosts = expand(env.get(listed, ""), variable=listed)
-    nnodes = whole(env, "SLURM_STEP_NUM_NODES" if stepped else "SLURM_NNODES", least=1) or len(hosts) or None
-    tasks = whole(env, "SLURM_STEP_NUM_TASKS", least=1)
-    if tasks is not None and nnodes is not None and tasks > nnodes:
-        raise PlatformError(
+    counted = first_set(env, *(("SLURM_STEP_NUM_NODES",) if stepped else ()), "SLURM_NNODES") or listed
+    nnodes = (whole(env, counted, least=1) if counted != listed else len(hosts)) or None
+    # mpirun makes a step of its own for its daemons, which leaves out the node that it runs on.
+    under_mpirun = "OMPI_COMM_WORLD_RANK" in env
+    objection = ""
+    tasks = whole(env, "SLURM_STEP_NUM_TASKS", least=1) if stepped else None
+    if tasks is not None and nnodes is not None and tasks > nnodes and not under_mpirun:
+        objection = (
             f"found {tasks} Slurm tasks on {nnodes} node{'s' if nnodes > 1 else ''} (SLURM_STEP_NUM_TASKS); "
             "expected one davincirun per node, which itself starts a worker per device: "
-            "use srun --ntasks-per-node=1"
+            f"write {ONE_EACH}, or --nnodes 1 if each task is to be a job of its own"
+        )
+    elif not stepped and not under_mpirun and nnodes is not None and nnodes > 1:
+        objection = (
+            f"found a Slurm job of {nnodes} nodes ({counted}) and no step: srun has not started this, so no "
+            f"davincirun runs on the other nodes; expected one on each: write {ONE_EACH}, or --nnodes 1 to "
+            "use this node alone"
         )
     return Site(
+        title="Slurm",
+        said_by={
+            "nnodes": counted,
+            "node_rank": "SLURM_NODEID",
+            "master_addr": listed,
+            "master_port": "SLURM_JOB_ID",
+        },
         hosts=hosts if len(hosts) == nnodes else (),
         nnodes=nnodes,
         node_rank=whole(env, "SLURM_NODEID"),
         master_addr=hosts[0] if hosts else None,
         # The step's number as well: two steps of one job may share a node.
         master_port=shared_port(f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"),
-        # A batch file itself runs on the first node only, outside of any step.
-        doubt="" if stepped or "SLURM_STEP_ID" in env else NO_STEP,
+        objection=objection,
+        offer=not stepped or under_mpirun,
         reach=address_of,
     )
+
+
+def in_step(env: Mapping[str, str]) -> bool:
+    """Tell whether srun has started us: a batch file itself runs on the first node, outside of any step."""
+    step = env.get("SLURM_STEP_ID", "")
+    if step in STEPS_OF_SLURM:
+        return False
+    return bool(step or env.get("SLURM_STEP_NODELIST")) or env.get("SLURM_NODEID", "0") != "0"
 
 
 def address_of(node: str) -> str:

@@ -9,79 +9,99 @@ from davincirunsdk.cluster import Cluster, Device, Node
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.host import addresses, devices
 from davincirunsdk.platforms import paths, rendezvous
-from davincirunsdk.platforms.site import Site
+from davincirunsdk.platforms.trust import claims_of_site, claims_of_wish, facts, settle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from davincirunsdk.options import Wish
+    from davincirunsdk.platforms.site import Site
+    from davincirunsdk.platforms.trust import Claim
 
 _log = logging.getLogger("davincirunsdk")
 
 
-def cluster(wish: Wish, env: Mapping[str, str], *, platform: str, site: Site, root: Path) -> Cluster:
+def cluster(
+    wish: Wish, env: Mapping[str, str], *, platform: str, sites: tuple[Site, ...], root: Path
+) -> Cluster:
     """Make the cluster that options and platform describe; every node has as many workers as this one.
 
     Args:
         wish: What the user asked for.
         env: The environment.
         platform: Name of the platform.
-        site: What the platform tells; its nodes are left aside if the user asked for another number.
+        sites: What the platforms say, in order of trust.
         root: Folder that stands for `/`.
 
     Returns:
         The cluster, without a rank table.
 
     Raises:
-        PlatformError: Devices, our place or the address of node 0 cannot be told.
+        PlatformError: Two sources contradict each other, or devices, our place or the address of
+            node 0 cannot be told.
     """
-    if wish.nnodes not in (None, site.nnodes):
-        site = Site(log_dir=site.log_dir)
-    nnodes = wish.nnodes or site.nnodes or 1
-    node_rank = _node_rank(wish, site, nnodes)
-    master_addr = rendezvous.address(wish, env, site, nnodes)
-    if master_addr is None:
+    said = (
+        *claims_of_wish(wish),
+        *rendezvous.claims(env),
+        *(claim for site in sites for claim in claims_of_site(site)),
+    )
+    ignore = wish.ignore_platform
+    size = settle("nnodes", said, ignore=ignore)
+    nnodes = int(size.value) if size else 1
+    node_rank = _node_rank(settle("node_rank", said, ignore=ignore), nnodes)
+    # A size that a platform contradicts makes its hosts another job's.
+    agreed = [site for site in sites if site.nnodes == nnodes]
+    address = settle("master_addr", said, ignore=True)
+    if address is None and nnodes > 1:
         raise PlatformError(
             f"found no address of node 0 for a job of {nnodes} nodes without a rank table; expected one: "
             "give --master-addr or set MASTER_ADDR"
         )
-    if nnodes > 1 and site.doubt:
-        _log.warning("a job of %d nodes: %s", nnodes, site.doubt)
-    device_ids, npus = _devices(wish.nproc_per_node, env, root)
-    names = site.hosts or tuple(
+    port = settle("master_port", said, ignore=True)
+    if nnodes == 1:
+        # A platform's port is one that its nodes agree on; alone, any free one is better.
+        own = (*claims_of_wish(wish), *rendezvous.claims(env))
+        address, port = (settle(name, own, ignore=True) for name in ("master_addr", "master_port"))
+    device_ids, npus = _devices(settle("nproc_per_node", said, ignore=True), env, root)
+    hosts = next((site.hosts for site in agreed if site.hosts), ()) or tuple(
         addresses.host_name() if place == node_rank else f"node {place}" for place in range(nnodes)
     )
+    master_addr = str(address.value) if address else rendezvous.LOOPBACK
+    reach = next((site.reach for site in agreed if site.master_addr == master_addr), str)
+    master_port = int(port.value) if port else rendezvous.TORCH_PORT if nnodes > 1 else None
     return Cluster(
-        nodes=tuple(_node(place, name, device_ids) for place, name in enumerate(names)),
+        nodes=tuple(_node(place, name, device_ids) for place, name in enumerate(hosts)),
         node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=rendezvous.port(wish, env, site, nnodes),
+        master_addr=reach(master_addr) if nnodes > 1 else master_addr,
+        master_port=master_port,
         job_id=paths.job_id(env),
         rank_table=None,
         log_root=paths.log_root(env),
-        log_dir=site.log_dir,
+        log_dir=next((site.log_dir for site in sites if site.log_dir), None),
         physical_device_id=devices.wants_physical_ids(root),
         npus=npus,
+        scheduler_elsewhere=any(site.scheduler_elsewhere for site in sites),
         platform=platform,
+        facts=facts(said),
     )
 
 
-def _node_rank(wish: Wish, site: Site, nnodes: int) -> int:
-    node_rank = wish.node_rank if wish.node_rank is not None else site.node_rank
-    if node_rank is None and nnodes == 1:
+def _node_rank(place: Claim | None, nnodes: int) -> int:
+    if place is None and nnodes == 1:
         return 0
-    if node_rank is None or node_rank >= nnodes:
-        found = "no node rank" if node_rank is None else f"node rank {node_rank}"
+    if place is None or int(place.value) >= nnodes:
+        found = "no node rank" if place is None else str(place)
         raise PlatformError(
             f"found {found} for a job of {nnodes} node{'s' if nnodes > 1 else ''} without a rank table; "
             f"expected one from 0 to {nnodes - 1}: give --node-rank (and --nnodes)"
         )
-    return node_rank
+    return int(place.value)
 
 
-def _devices(wanted: int | None, env: Mapping[str, str], root: Path) -> tuple[tuple[int, ...], bool]:
+def _devices(asked: Claim | None, env: Mapping[str, str], root: Path) -> tuple[tuple[int, ...], bool]:
     """Tell the device numbers here, and whether they are NPUs or bare slots."""
+    wanted = None if asked is None else int(asked.value)
     here = devices.npus(root)
     present = devices.visible(env, here)
     if wanted is None and not present:
@@ -103,8 +123,8 @@ def _devices(wanted: int | None, env: Mapping[str, str], root: Path) -> tuple[tu
         return tuple(range(wanted or 0)), False
     if wanted is not None and wanted > len(present):
         raise PlatformError(
-            f"found {len(present)} NPUs on this node; expected at least {wanted}, the nproc_per_node asked "
-            "for: ask for fewer, or set ASCEND_RT_VISIBLE_DEVICES to nothing to run without NPUs"
+            f"found {len(present)} NPUs on this node; expected at least {wanted}, the {asked}: ask for fewer "
+            f"with --nproc-per-node (nproc_per_node), or set {devices.MASK} to nothing to run without NPUs"
         )
     return present[:wanted], True
 

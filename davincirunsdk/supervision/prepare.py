@@ -179,7 +179,8 @@ def prepare(
 
 
 def _has_scheduler(options: JobOptions, cluster: Cluster) -> bool:
-    return options.framework == "mindspore" and cluster.rank_table is None and cluster.node_rank == 0
+    here = cluster.node_rank == 0 and not cluster.scheduler_elsewhere
+    return options.framework == "mindspore" and cluster.rank_table is None and here
 
 
 def _open_log(path: Path, options: JobOptions, on_trouble: Callable[[str], None]) -> LogFile:

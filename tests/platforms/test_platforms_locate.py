@@ -29,6 +29,15 @@ OPERATOR = {
 }
 
 
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "127.0.0.[1-2]",
+    "SLURM_NODEID": "1",
+}
+
+
 async def test_bare_slots(tmp_path: Path) -> None:
     """Without table and NPUs the workers asked for get slots."""
     cluster = await located(make_root(tmp_path), {}, Wish(nproc_per_node=3))
@@ -75,7 +84,8 @@ async def test_more_workers_than_devices(tmp_path: Path) -> None:
     with pytest.raises(PlatformError) as caught:
         await located(root, {}, Wish(nproc_per_node=4))
     assert str(caught.value) == (
-        "found 2 NPUs on this node; expected at least 4, the nproc_per_node asked for: ask for fewer, or set "
+        "found 2 NPUs on this node; expected at least 4, the workers per node 4 from --nproc-per-node "
+        "(nproc_per_node): ask for fewer with --nproc-per-node (nproc_per_node), or set "
         "ASCEND_RT_VISIBLE_DEVICES to nothing to run without NPUs"
     )
     cluster = await located(root, {"ASCEND_RT_VISIBLE_DEVICES": ""}, Wish(nproc_per_node=4))
@@ -84,16 +94,16 @@ async def test_more_workers_than_devices(tmp_path: Path) -> None:
 
 async def test_nodes_by_options(tmp_path: Path) -> None:
     """Options alone make several nodes, with as many workers on each."""
-    wish = Wish(nproc_per_node=2, nnodes=3, node_rank=1, master_addr="n0", master_port=1234)
+    wish = Wish(nproc_per_node=2, nnodes=3, node_rank=1, master_addr="192.0.2.1", master_port=1234)
     cluster = await located(make_root(tmp_path), {}, wish)
     assert (cluster.world_size, devices(cluster)) == (6, [(2, 0), (3, 1)])
-    assert (cluster.master_addr, cluster.master_port) == ("n0", 1234)
+    assert (cluster.master_addr, cluster.master_port) == ("192.0.2.1", 1234)
     assert [node.node_rank for node in cluster.nodes] == [0, 1, 2]
 
 
 async def test_several_nodes_always_agree_on_a_port(tmp_path: Path) -> None:
     """Without a port of its own, a job of several nodes takes torchrun's, never a free one."""
-    wish = Wish(nproc_per_node=1, nnodes=2, node_rank=0, master_addr="n0")
+    wish = Wish(nproc_per_node=1, nnodes=2, node_rank=1, master_addr="192.0.2.1")
     assert (await located(make_root(tmp_path), {}, wish)).master_port == 29500
 
 
@@ -101,7 +111,7 @@ async def test_several_nodes_always_agree_on_a_port(tmp_path: Path) -> None:
     ("wish", "message"),
     [
         (
-            Wish(nproc_per_node=1, nnodes=2, master_addr="n0"),
+            Wish(nproc_per_node=1, nnodes=2, master_addr="192.0.2.1"),
             (
                 "found no node rank for a job of 2 nodes without a rank table; expected one from 0 "
                 "to 1: give "
@@ -116,13 +126,14 @@ async def test_several_nodes_always_agree_on_a_port(tmp_path: Path) -> None:
             ),
         ),
         (
-            Wish(nproc_per_node=1, nnodes=2, node_rank=2, master_addr="n0"),
+            Wish(nproc_per_node=1, nnodes=2, node_rank=2, master_addr="192.0.2.1"),
             "found node rank 2 of 2 nodes; expected 0 to 1",
         ),
         (
             Wish(nproc_per_node=1, node_rank=1),
             (
-                "found node rank 1 for a job of 1 node without a rank table; expected one from 0 to 0: give "
+                "found node rank 1 from --node-rank (node_rank) for a job of 1 node without a rank table; "
+                "expected one from 0 to 0: give "
                 "--node-rank (and --nnodes)"
             ),
         ),
@@ -138,44 +149,19 @@ async def test_options_that_do_not_suffice(tmp_path: Path, wish: Wish, message: 
 async def test_operator_without_table(tmp_path: Path) -> None:
     """A pod's RANK, WORLD_SIZE and MASTER_* are the nodes' and are taken as such."""
     cluster = await located(make_root(tmp_path, [0, 1]), OPERATOR)
-    assert (cluster.platform, cluster.node_rank, devices(cluster)) == ("volcano", 1, [(2, 0), (3, 1)])
+    assert (cluster.platform, cluster.node_rank, devices(cluster)) == ("ascendjob", 1, [(2, 0), (3, 1)])
     assert (cluster.master_addr, cluster.master_port) == ("10.0.0.5", 2222)
 
 
 async def test_slurm_without_table(tmp_path: Path) -> None:
     """On Slurm nodes, place, address and port are the step's; a node is named as Slurm names it."""
-    env = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_NNODES": "2",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURM_NODEID": "1",
-    }
     first, second = [
-        await located(make_root(tmp_path / node), {**env, "SLURM_NODEID": node}, Wish(nproc_per_node=2))
+        await located(make_root(tmp_path / node), {**STEP, "SLURM_NODEID": node}, Wish(nproc_per_node=2))
         for node in ("0", "1")
     ]
-    assert (second.node.name, devices(second)) == ("n2", [(2, 0), (3, 1)])
+    assert (second.node.name, devices(second)) == ("127.0.0.2", [(2, 0), (3, 1)])
     assert (first.master_addr, first.master_port) == (second.master_addr, second.master_port)
-    assert first.master_addr == "n1"
-    alone = await located(make_root(tmp_path / "alone"), env, Wish(nproc_per_node=2, nnodes=1))
-    assert (alone.world_size, alone.master_addr, alone.master_port) == (2, "127.0.0.1", None)
-
-
-async def test_slurm_without_srun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In a batch file, without srun, it is said that nobody starts the other nodes; in a step nothing is."""
-    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0"}
-    root = make_root(tmp_path)
-    await located(root, {**job, "SLURM_STEP_ID": "0"}, Wish(nproc_per_node=1))
-    await located(root, job, Wish(nproc_per_node=1, nnodes=1))
-    assert caplog.messages == []
-    await located(root, job, Wish(nproc_per_node=1))
-    assert caplog.messages == [
-        (
-            "a job of 2 nodes: no Slurm step shows in the environment; if this was not started by "
-            "srun, the other "
-            "nodes will never join: use srun --ntasks-per-node=1"
-        )
-    ]
+    assert first.master_addr == "127.0.0.1"
 
 
 @pytest.mark.parametrize("mark", ["DAVINCIRUN_JOB", "TORCHELASTIC_RUN_ID"])

@@ -33,9 +33,9 @@ def find(
     wanted: int | None = None,
 ) -> int:
     """Find the own node with these signals only."""
-    return own_node.find(
-        rank_table.nodes(), env=env or {}, site=site or Site(), wanted=wanted, path="hccl.json"
-    )
+    nodes = rank_table.nodes()
+    agreeing = (site,) if site is not None and site.nnodes == len(nodes) else ()
+    return own_node.find(nodes, env=env or {}, sites=agreeing, wanted=wanted, path="hccl.json")
 
 
 def with_server(**fields: str) -> RankTable:
@@ -85,7 +85,7 @@ def test_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["node_1", "node_1.example.org"])
 def test_host_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The addresses's name is looked for among the server ids, with or without its domain."""
+    """The machine's name is looked for among the server ids, with or without its domain."""
     monkeypatch.setattr(addresses, "host_name", lambda: name)
     assert find(table("v1_0_names_and_ports")) == 1
 
@@ -100,9 +100,20 @@ def test_task_index_comes_last() -> None:
 
 
 def test_wish_comes_first() -> None:
-    """What the user asks for is not doubted, but must exist."""
+    """What the user asks for counts where nothing speaks against it, or he allows that; and it must exist."""
     parsed = table("v1_0_two_hosts")
-    assert find(parsed, {"XDL_IP": "192.0.2.11"}, wanted=1) == 1
+    assert find(parsed, wanted=1) == 1
+    env = {"XDL_IP": "192.0.2.11"}
+    assert find(parsed, env, wanted=0) == 0
+    nodes = parsed.nodes()
+    assert own_node.find(nodes, env=env, wanted=1, path="hccl.json", ignore=True) == 1
+    with pytest.raises(PlatformError) as caught:
+        find(parsed, env, wanted=1)
+    assert str(caught.value) == (
+        "found node rank 1 asked for, but this host is node 0 (192.0.2.11) of rank table hccl.json, by its "
+        "given address; expected both to agree: leave --node-rank (node_rank) out, or let it count with "
+        "--ignore-platform (ignore_platform)"
+    )
     with pytest.raises(PlatformError) as caught:
         find(parsed, wanted=2)
     assert str(caught.value) == (
@@ -122,7 +133,7 @@ def test_signals_narrow_down() -> None:
 
 
 def test_loopback_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every addresses is 127.0.0.1 to itself, so that tells nothing."""
+    """Every machine is 127.0.0.1 to itself, so that tells nothing."""
     document = two_servers()
     document["server_list"] = [
         {"server_id": "127.0.0.1", "device": [device(0, 0)]},
@@ -138,13 +149,15 @@ def test_no_guess() -> None:
     """With no match the error lists what this host is known by and what stands in the table."""
     with pytest.raises(PlatformError) as caught:
         find(
-            table("v0_1_two_hosts"), {"XDL_IP": "198.51.100.7", "POD_NAME": "other-0"}, site=Site(node_rank=5)
+            table("v0_1_two_hosts"),
+            {"XDL_IP": "198.51.100.7", "POD_NAME": "other-0"},
+            site=Site(title="Volcano", nnodes=2, node_rank=5),
         )
     assert str(caught.value) == (
         "found none of the 2 nodes in rank table hccl.json to be this host; expected exactly one.\n"
         "  This host: pod name other-0; host name unknown.example.org; given address 198.51.100.7; "
         "own address "
-        "203.0.113.9; node rank 5 of ?.\n"
+        "203.0.113.9; Volcano's node rank 5 of 2.\n"
         "  Node 0: 192.0.2.11 (job-7f-trainjob-0), 2 devices\n"
         "  Node 1: 192.0.2.12 (job-7f-trainjob-1), 2 devices\n"
         "  Give --node-rank, or set MA_CURRENT_HOST_IP to this host's server id in the table."
@@ -164,7 +177,7 @@ def test_many_candidates_stay_readable() -> None:
 
 
 def test_real_machine() -> None:
-    """The addresses that the addresses tells are such as others can know it by."""
+    """The addresses that the machine tells are such as others can know it by."""
     assert all(addresses.distinctive(address) for address in addresses.own())
     assert not addresses.distinctive("127.0.1.1")
     assert not addresses.distinctive("fe80::1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from davincirunsdk.platforms import detect, modelarts, volcano
+from davincirunsdk.platforms import ascendjob, detect, modelarts, volcano
 
 MODELARTS = {
     "MA_NUM_HOSTS": "2",
@@ -56,7 +56,7 @@ OPERATOR = {
         ({"RANK_TABLE_FILE_V_1_0": "/x.json"}, "modelarts"),
         ({"BATCH_JOB_ID": "7"}, "modelarts"),
         (VOLCANO, "volcano"),
-        (OPERATOR, "volcano"),
+        (OPERATOR, "ascendjob"),
         ({"SLURM_JOB_ID": "1"}, "slurm"),
         ({}, "host"),
         ({"MA_HOME": "/home/me", "RANK_TABLE_FILE": "/x.json"}, "host"),
@@ -96,10 +96,10 @@ def test_volcano_masters_and_workers() -> None:
     assert volcano.site(env).node_rank == 2
     del env["HOSTNAME"]
     assert volcano.site(env).node_rank is None
-    assert volcano.site({**env, "RANK": "1"}).node_rank == 1
+    assert volcano.site({**env, "RANK": "1", "WORLD_SIZE": "3"}).node_rank == 1
 
 
 def test_operator() -> None:
     """The operator's RANK is the node's, as LOCAL_RANK lists all devices of the pod."""
-    site = volcano.site(OPERATOR)
+    site = ascendjob.site(OPERATOR)
     assert (site.nnodes, site.node_rank) == (2, 1)
