@@ -1,0 +1,52 @@
+"""Failures of many ranks, replayed: who is named, how sure, and which words help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from failure_cases import CORPUS, faults_of_case, read_corpus
+from replayed import replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from failure_cases import Case
+
+CASES = read_corpus()
+OPEN = {
+    " ".join(line.split()[:2])
+    for line in (CORPUS / "open.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+}
+"""Mode and name of what is not right yet; the strict mark below makes each go from the list when it is."""
+
+
+def _replays() -> list[object]:
+    return [
+        pytest.param(
+            case,
+            mode,
+            id=f"{mode}-{case.name}",
+            marks=[pytest.mark.xfail(strict=True, reason="in corpus/open.txt")]
+            if f"{mode} {case.name}" in OPEN
+            else [],
+        )
+        for case in CASES
+        for mode in case.modes
+    ]
+
+
+def test_the_corpus_is_sound() -> None:
+    """Names are unique, quotes stand in the log, words that the report must find itself do not."""
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names)) >= 80
+    assert not {case.name: faults for case in CASES if (faults := faults_of_case(case))}
+    assert {f"{mode} {case.name}" for case in CASES for mode in case.modes} >= OPEN
+
+
+@pytest.mark.parametrize(("case", "mode"), _replays())
+def test_the_report_is_right(case: Case, mode: str, tmp_path: Path) -> None:
+    """Verdict, ranks and words; nobody named who must not be, no hint that is false."""
+    faults, text = replay(case, mode, tmp_path)
+    assert not faults, text
