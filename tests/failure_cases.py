@@ -28,6 +28,11 @@ class Script:
     last_words: str = ""
     code_after_term: int | None = None
 
+    @property
+    def text(self) -> str:
+        """All it prints, in order."""
+        return "".join(text for _, text in self.pieces) + self.last_words
+
 
 @dataclass
 class Case:
@@ -47,7 +52,9 @@ class Case:
     def log(self) -> str:
         """Everything that any rank prints."""
         said = (
-            text for script in self.scripts.values() for text in (*dict(script.pieces).values(), script.last_words)
+            text
+            for script in self.scripts.values()
+            for text in (*dict(script.pieces).values(), script.last_words)
         )
         return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(said))
 
@@ -62,8 +69,8 @@ def read_corpus() -> list[Case]:
     for path in sorted(CORPUS.glob("*.txt")):
         if path.name == "open.txt":
             continue
-        for part in re.split(r"(?m)^=== ", path.read_text(encoding="utf-8"))[1:]:
-            found.append(_read_case(path.stem, part))
+        parts = re.split(r"(?m)^=== ", path.read_text(encoding="utf-8"))[1:]
+        found += [_read_case(path.stem, part) for part in parts]
     return found
 
 
@@ -151,17 +158,19 @@ def write_folder(case: Case, folder: Path) -> None:
         case: The failure.
         folder: Where; it must be there.
     """
-    bad = [script.ended for script in case.scripts.values() if script.end not in ("exit 0", "stop")]
-    stops = min(bad) + 0.0005 if any(script.end == "stop" for script in case.scripts.values()) else None
+    scripts = case.scripts
+    # Who ends at the same moment is seen one after the other.
+    ends = {rank: script.ended + rank / 1000 for rank, script in scripts.items()}
+    bad = [ends[rank] for rank, script in scripts.items() if script.end not in ("exit 0", "stop")]
+    # A job writes that it stops just before the end that made it do so.
+    stops = min(bad) - 0.00005 if any(script.end == "stop" for script in scripts.values()) else None
     events: list[tuple[float, dict[str, object]]] = []
-    for rank, script in case.scripts.items():
-        text = "".join(text for _, text in script.pieces) + script.last_words
+    for rank, script in scripts.items():
         path = folder / f"job-proc-rank-{rank}-device-{rank % 8}.txt"
-        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        path.write_bytes(script.text.encode("utf-8", "surrogateescape"))
         about = {"rank": rank, "pid": 4100 + rank}
         events.append((-1.0 + rank / 1000, {"kind": "started", **about}))
-        # Who ends at the same moment is seen one after the other.
-        code, ended = _code(script), script.ended + rank / 1000
+        code, ended = _code(script), ends[rank]
         if script.end == "stop":
             assert stops is not None
             ended = max(stops, script.ended) + 0.01 + rank / 1000

@@ -1,6 +1,6 @@
 """Score the product on the corpus: `python tests/diagnosis/score.py [--mode MODE] [--write-open] [NAME...]`.
 
-Prints what each report has wrong. `--write-open` writes corpus/open.txt anew: the cases that are not right yet.
+Prints what each report has wrong. `--write-open` writes corpus/open.txt anew: what is not right yet.
 """
 
 from __future__ import annotations
