@@ -8,11 +8,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from davincirunsdk.logs.streams import BLOCK_COST
+
 if TYPE_CHECKING:
     from davincirunsdk.types import LogBlock
-
-_BLOCK_COST = 256
-"""Bytes that a block needs beside its data; without it, millions of tiny blocks would fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ class Backlog:
 
 
 def _cost(block: LogBlock) -> int:
-    return len(block.data) + _BLOCK_COST
+    return len(block.data) + BLOCK_COST
 
 
 def _count_lines(data: bytes) -> int:

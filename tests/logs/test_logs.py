@@ -372,7 +372,7 @@ class TestDiskTrouble:
         stuck = log / f"{os.uname().nodename}-proc-rank-0-device-0.txt"
         os.mkfifo(stuck)
         reader = os.open(stuck, os.O_RDONLY | os.O_NONBLOCK)
-        program = "import os\nfor i in range(64): os.write(1, b'x' * (1 << 16))\nprint('done')"
+        program = "import os\nfor i in range(32): os.write(1, b'x' * (1 << 16))\nprint('done')"
         try:
             async with FMKManager([PY, "-c", program], nproc_per_node=2, grace_period=0.5) as manager:
                 async for line in manager.logs([1]):
