@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from pathlib import Path  # noqa: TC003 # engines send these classes, and read their annotations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 
 class _Word(str, Enum):
@@ -283,6 +287,91 @@ def _iso(seconds: float | None) -> str | None:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStack:
+    """Where one worker is.
+
+    Attributes:
+        rank: Place in the job.
+        name: Such as `rank 3`.
+        pid: The process that was looked at: the worker's, or the Python below a shell.
+        state: What the kernel has it do, such as `sleeping in futex_do_wait`.
+        source: `py-spy`, `faulthandler`, or `kernel`, which knows no frames; "" where nothing answered.
+        frames: Frames of the main thread, innermost first, such as `step (train.py:12)`.
+        text: All threads.
+    """
+
+    rank: int
+    name: str
+    pid: int
+    state: str
+    source: str
+    frames: tuple[str, ...]
+    text: str
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What two workers that are at the same place have in common."""
+        stopped = ("stopped",) if self.state.startswith("stopped") else ()
+        return (*stopped, *(self.frames or (self.state,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Where the workers of this node are.
+
+    Attributes:
+        time: Wall-clock seconds.
+        workers: In rank order.
+        path: The file that holds all of it, None where it could not be written.
+    """
+
+    time: float
+    workers: tuple[WorkerStack, ...]
+    path: Path | None = None
+
+    @property
+    def groups(self) -> tuple[tuple[WorkerStack, ...], ...]:
+        """Workers at the same place together, most first: those who are alone stand out at the end."""
+        places: dict[tuple[str, ...], list[WorkerStack]] = {}
+        for worker in self.workers:
+            places.setdefault(worker.place, []).append(worker)
+        return tuple(tuple(group) for group in sorted(places.values(), key=len, reverse=True))
+
+    def __str__(self) -> str:
+        """Say who is where, in a few lines for each group."""
+        lines = []
+        for group in self.groups:
+            first = group[0]
+            verb = "are" if len(group) > 1 else "is"
+            lines.append(f"{join_ranks(worker.rank for worker in group)} {verb} {_common_state(group)}")
+            lines += [f"    {frame}" for frame in first.frames[:_FRAMES_SHOWN]]
+            if len(first.frames) > _FRAMES_SHOWN:
+                lines.append(f"    ... and {len(first.frames) - _FRAMES_SHOWN} more")
+        return "\n".join(lines)
+
+
+_FRAMES_SHOWN = 8
+
+
+def _common_state(group: Sequence[WorkerStack]) -> str:
+    states = sorted({worker.state for worker in group})
+    return " or ".join(states[:3])
+
+
+def join_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks such as `rank 3` or `ranks 0-2, 5`."""
+    numbers = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(words)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
