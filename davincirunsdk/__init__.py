@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from davincirunsdk.manager import FMKManager
     from davincirunsdk.script.progress import progress
+    from davincirunsdk.script.stacks import register_stacks
     from davincirunsdk.types import (
         Event,
         JobState,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
         LogLine,
         Progress,
         RunResult,
+        Stacks,
         WorkerFailure,
+        WorkerStack,
         WorkerState,
         WorkerStatus,
     )
@@ -62,9 +65,12 @@ _HOMES = {
     "Progress": "types",
     "RunResult": "types",
     "WorkerFailure": "types",
+    "Stacks": "types",
+    "WorkerStack": "types",
     "WorkerState": "types",
     "WorkerStatus": "types",
     "progress": "script.progress",
+    "register_stacks": "script.stacks",
 }
 
 __all__ = [
@@ -81,8 +87,10 @@ __all__ = [
     "RankTableError",
     "RankTableTimeoutError",
     "RunResult",
+    "Stacks",
     "WorkerFailure",
     "WorkerSpawnError",
+    "WorkerStack",
     "WorkerState",
     "WorkerStatus",
     "__version__",
@@ -90,6 +98,7 @@ __all__ = [
     "engines",
     "init_rank_table",
     "progress",
+    "register_stacks",
     "set_random_ms_cache_dir",
     "start_and_wait_distributed_train",
     "start_distributed_train",

@@ -24,7 +24,7 @@ from davincirunsdk.supervision.cause import InternalError, StopWanted
 from davincirunsdk.supervision.prepare import prepare
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR, judge
 from davincirunsdk.supervision.worker import spawn_error
-from davincirunsdk.types import Event, JobState, RunResult
+from davincirunsdk.types import Event, JobState, RunResult, Stacks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
@@ -343,6 +343,37 @@ class FMKManager:
             else:
                 self._event_feeds.append(feed)
         return feed
+
+    async def stacks(self) -> Stacks:
+        """Look where the running workers are, without harm to them, and write it beside the logs.
+
+        With py-spy (`pip install davincirunsdk[stacks]`) every frame of every thread is seen; without,
+        a script that calls `davincirunsdk.register_stacks` once shows its own; of others it is known what
+        the kernel has them do. Cancelling cancels the waiting.
+
+        Returns:
+            Where each worker of this node is; workers at the same place stand together.
+        """
+        found: list[Stacks] = []
+
+        async def take() -> None:
+            found.append(await self._take_stacks())
+
+        await self._in_own_loop(take)
+        return found[0] if found else Stacks(time=time.time(), workers=())
+
+    async def _take_stacks(self) -> Stacks:
+        # It loads psutil, which a start need not wait for.
+        from davincirunsdk.diagnosis.stacks import Target, take_and_save
+
+        launch = self._launch
+        assert launch is not None
+        targets = [
+            Target(rank=worker.spec.rank, name=worker.spec.name, pid=worker.pid)
+            for worker in self._workers(auxiliary=False)
+            if worker.running and worker.pid is not None
+        ]
+        return await in_thread(take_and_save, targets, launch.log_dir, launch.job_id)
 
     def attach_display(self) -> None:
         """Move a notebook's display to the calling cell; a blocking wait calls it when it begins."""

@@ -15,14 +15,15 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from davincirunsdk.script.stacks import MEMORY_NAME, SIGNAL
-from davincirunsdk.types import WorkerStack
+from davincirunsdk.types import Stacks, WorkerStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,26 +100,31 @@ def take_stacks(targets: Sequence[Target]) -> tuple[WorkerStack, ...]:
 
 def _look(target: Target) -> WorkerStack:
     why = ""
+    found: WorkerStack | None = None
     for pid in _pythons(target.pid):
         state = describe_state(pid)
+        source = "py-spy"
         try:
             threads = _from_py_spy(pid)
         except _NoStacksError as error:
             why = why or str(error)
-            threads = _from_faulthandler(pid)
             source = "faulthandler"
-        else:
-            source = "py-spy"
-        if threads and not (source == "py-spy" and _waits_for_child(threads[0], pid)):
-            return WorkerStack(
-                rank=target.rank,
-                name=target.name,
-                pid=pid,
-                state=state,
-                source=source,
-                frames=threads[0].frames,
-                text="\n\n".join(map(str, threads)),
-            )
+            threads = _from_faulthandler(pid)
+        if not threads:
+            continue
+        found = WorkerStack(
+            rank=target.rank,
+            name=target.name,
+            pid=pid,
+            state=state,
+            source=source,
+            frames=threads[0].frames,
+            text="\n\n".join(map(str, threads)),
+        )
+        if not _waits_for_child(threads[0]):
+            break
+    if found is not None:
+        return found
     text = _from_kernel(target.pid)
     return WorkerStack(
         rank=target.rank,
@@ -162,12 +168,9 @@ def _is_python(pid: int) -> bool:
     return re.match(r"(?:python|pypy)", Path(program).name) is not None
 
 
-def _waits_for_child(main: _Thread, pid: int) -> bool:
-    """Tell whether a process only waits for the one that trains, as `conda run` does."""
-    try:
-        return "(subprocess.py:" in main.frames[0] and bool(psutil.Process(pid).children())
-    except (IndexError, psutil.Error):
-        return False
+def _waits_for_child(main: _Thread) -> bool:
+    """Tell whether a process only waits for another, which may be the one that trains: `conda run` does."""
+    return bool(main.frames) and "(subprocess.py:" in main.frames[0]
 
 
 def _from_py_spy(pid: int) -> list[_Thread]:
@@ -342,3 +345,44 @@ def _tasks(pid: int) -> Iterable[str]:
         return os.listdir(f"/proc/{pid}/task")[:1000]
     except OSError:
         return []
+
+
+def take_and_save(targets: Sequence[Target], log_dir: Path, job_id: str) -> Stacks:
+    """Take stacks and write them beside the logs; blocking, for a thread, at most half a minute.
+
+    Args:
+        targets: The workers.
+        log_dir: Folder of the log files.
+        job_id: First part of their names.
+    """
+    return save_stacks(Stacks(time=time.time(), workers=take_stacks(targets)), log_dir, job_id)
+
+
+def save_stacks(stacks: Stacks, log_dir: Path, job_id: str) -> Stacks:
+    """Write stacks beside the logs, as `<job id>-stacks-<n>.txt`; blocking.
+
+    Args:
+        stacks: What was taken.
+        log_dir: Folder of the log files.
+        job_id: First part of their names.
+
+    Returns:
+        The stacks with the file's path; without one where it cannot be written.
+    """
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stacks.time))
+    parts = [f"stacks of job {job_id}, taken at {moment}", str(stacks)]
+    for worker in stacks.workers:
+        title = f"{worker.name}, pid {worker.pid}, {worker.state}"
+        parts.append(f"{title}\n{'-' * len(title)}\n{worker.text}")
+    text = "\n\n".join(parts) + "\n"
+    for number in count(1):
+        path = log_dir / f"{job_id}-stacks-{number}.txt"
+        try:
+            with path.open("x", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        except FileExistsError:
+            continue
+        except OSError:
+            return stacks
+        return replace(stacks, path=path)
+    raise AssertionError("unreachable: count() does not end")
