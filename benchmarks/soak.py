@@ -148,9 +148,7 @@ def marked(value: str) -> tuple[list[psutil.Process], list[psutil.Process]]:
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    is_guardian = any(
-                        "davincirunsdk.leftovers.guardian_main" in word for word in process.cmdline()
-                    )
+                    is_guardian = process.name().startswith("job-")
                     (guardians if is_guardian else workers).append(process)
         except (psutil.Error, OSError):
             continue

@@ -279,10 +279,9 @@ class FMKManager:
         return self._error
 
     def signal_workers(self, number: int) -> None:
-        """Pass a signal on to the process group of every running worker; from the manager's own loop."""
-        for worker in self._workers(auxiliary=False):
-            if worker.running:
-                worker.signal(number)
+        """Pass a signal on to all processes of the job here that handle it; from the manager's own loop."""
+        if self._attempt is not None:
+            self._attempt.pass_on(number)
 
     def reap_orphans(self) -> None:
         """Reap dead children that are not ours to await, soon; for the command, which inherits them.

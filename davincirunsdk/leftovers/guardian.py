@@ -1,73 +1,143 @@
-"""The small process that ends a job's processes when their supervisor can no longer do it.
+"""The small processes that end a job's processes when their supervisor can no longer do it.
 
-One guardian serves all jobs of a supervising process. It learns the jobs' marks, and the folders that
-are to go with them, through a pipe,
-watches the supervisor itself (not only the pipe: a child that the supervisor forked may hold the
-pipe's other end open), and ends everything that carries a registered mark once the supervisor is
-gone. It is started before the first worker and reads its orders from the pipe's buffer when it is
-ready, so no worker waits for it and there is no moment without it.
+One pair serves all jobs of a supervising process: the guardian, and its standby, which is there for
+the moment in which somebody kills supervisor and guardian together. Each learns through a socket of
+its own what there is to end: the jobs' marks, the workers with the read ends of their pipes, and the
+folders that are to go with them. Both watch the supervisor itself (not only the socket: a child that
+the supervisor forked may hold its other end open), and once it is gone one of them ends everything
+that carries a registered mark, with the job's grace period. Until then it writes into the log files
+what workers print: one that lost its pipe would die of its last words before it has saved.
+
+They are started before the first worker and read their orders from the sockets' buffers when they are
+ready, so no worker waits for them and there is no moment without them.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from davincirunsdk.leftovers.mark import JOB_MARK
+from davincirunsdk.leftovers.proc import since_boot
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger: logging.Logger = logging.getLogger("davincirunsdk")
+
+# What is installed beside us must not hide a module of the standard library: its folder comes last.
 _PROGRAM = """
 import sys
-sys.path[:0] = sys.argv[1:3]
+sys.path.append({root!r})
 from davincirunsdk.leftovers.guardian_main import main
-main(int(sys.argv[3]))
+main({supervisor}, {standby})
 """
+
+_BOOTSTRAP = "import os; exec(os.read(0, 65536))"
+"""The command line carries no name of ours: who kills by that name means the supervisor."""
+
+_PATIENCE = 0.2
+"""Seconds that orders wait for a guardian whose buffer is full; one that is held up, only once."""
+
+
+class _Output(NamedTuple):
+    mark: str
+    rank: int
+    share: Callable[[], list[int]]
 
 
 class Guardian:
-    """The supervising side: starts the guardian with the first job, lets it go with the last.
+    """The supervising side: starts the guardians with the first job, lets them go with the last.
 
-    All methods block for a few milliseconds at most and may be called from any thread.
+    All methods may be called from any thread, and block for a few milliseconds at most unless a
+    guardian is held up, then once for a fraction of a second.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._marks: set[str] = set()
+        self._jobs: dict[str, list[str]] = {}
+        self._outputs: dict[int, _Output] = {}
         self._folders: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe = -1
+        self._channels: tuple[socket.socket, ...] = ()
+        self._held_up: set[socket.socket] = set()
         os.register_at_fork(after_in_child=self._forget)
 
-    def watch(self, mark: str) -> None:
+    def watch(self, mark: str, grace_period: float) -> None:
         """Have everything that carries `mark` ended if this process dies.
+
+        Args:
+            mark: The job's mark, which no process carries yet.
+            grace_period: Seconds from SIGTERM to SIGKILL.
 
         Raises:
             OSError: No process could be started.
         """
         with self._lock:
-            self._marks.add(mark)
+            self._jobs[mark] = ["watch", mark, repr(grace_period), str(since_boot() - 1)]
             if self._process is None or self._process.poll() is not None:
                 self._start()
             else:
-                self._tell(f"+{mark}")
+                self._tell(self._jobs[mark])
+
+    def watch_worker(self, mark: str, pid: int, rank: int, share: Callable[[], list[int]]) -> None:
+        """Have a worker told first, and its output kept, if this process dies.
+
+        Args:
+            mark: The job's mark.
+            pid: The worker's own process.
+            rank: The worker's rank.
+            share: Gives new descriptors, which are closed here: the read end of the worker's pipe and
+                its log file, open for appending. An empty list when its output has ended.
+        """
+        with self._lock:
+            if mark in self._jobs:
+                self._outputs[pid] = output = _Output(mark, rank, share)
+                self._tell_output(pid, output)
+
+    def note_exit(self, pid: int) -> None:
+        """Learn that a worker's process has ended and its number may become another's."""
+        with self._lock:
+            if (output := self._outputs.get(pid)) is not None:
+                self._tell(["exited", output.mark, str(pid), str(since_boot())], patience=0.0)
+
+    def release_worker(self, pid: int) -> None:
+        """Have the ends of a worker's pipe closed: its output has ended, or is read no longer."""
+        with self._lock:
+            if (output := self._outputs.pop(pid, None)) is not None:
+                self._tell(["closed", output.mark, str(pid)], patience=0.0)
+
+    def note_stop(self, mark: str, deadline: float) -> None:
+        """Have a stop that has begun taken over as it stands, if this process dies meanwhile.
+
+        Args:
+            mark: The job's mark.
+            deadline: The monotonic second of SIGKILL.
+        """
+        with self._lock:
+            if (job := self._jobs.get(mark)) is not None:
+                job[4:] = [repr(deadline)]
+                self._tell(job, patience=0.0)
 
     def release(self, mark: str) -> None:
         """End the watch over a job that has left nothing behind."""
         with self._lock:
-            if mark not in self._marks:
+            if self._jobs.pop(mark, None) is None:
                 return
-            self._marks.remove(mark)
-            if self._process is None:
+            self._outputs = {pid: output for pid, output in self._outputs.items() if output.mark != mark}
+            self._tell(["release", mark])
+            if self._jobs:
                 return
-            self._tell(f"-{mark}")
-            if self._marks:
-                return
-            self._tell(*(f"-{folder}" for folder in self._folders))
-            os.close(self._pipe)
-            process, self._process, self._pipe = self._process, None, -1
+            process, self._process = self._process, None
+            self._let_go()
+        if process is None:
+            return
         try:
             process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -82,72 +152,108 @@ class Guardian:
         """
         with self._lock:
             self._folders.add(str(folder))
-            if self._process is not None:
-                self._tell(f"+{folder}")
+            self._tell(["folder", str(folder)])
 
     def release_folder(self, folder: Path) -> None:
         """End the watch over a folder that is gone."""
         with self._lock:
             self._folders.discard(str(folder))
-            if self._process is not None:
-                self._tell(f"-{folder}")
+            self._tell(["no folder", str(folder)])
 
     def pid(self) -> int | None:
-        """Pid of the guardian, None while there is no job."""
+        """Pid of the guardian, None while there is no job; the standby is its child."""
         process = self._process
         return process.pid if process is not None else None
 
     def revive(self) -> None:
-        """Start it again if somebody ended it while jobs run."""
+        """Start both again if somebody ended the guardian while jobs run."""
         with self._lock:
-            if self._marks and self._process is not None and self._process.poll() is not None:
+            if self._jobs and self._process is not None and self._process.poll() is not None:
                 self._start()
 
     def _start(self) -> None:
-        if self._pipe >= 0:
-            os.close(self._pipe)
-        read, self._pipe = os.pipe()
-        psutil = importlib.util.find_spec("psutil")
-        assert psutil is not None
-        assert psutil.origin is not None
+        self._let_go()
+        if not sys.executable:
+            raise OSError("sys.executable is empty, so no Python can be started")
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        self._channels = tuple(ours for ours, _ in pairs)
+        theirs = [end for _, end in pairs]
+        for channel in self._channels:
+            channel.settimeout(_PATIENCE)
+        program = _PROGRAM.format(
+            root=str(Path(__file__).parents[2]), supervisor=os.getpid(), standby=theirs[1].fileno()
+        )
         try:
-            # Everything is told before the guardian exists; the pipe's buffer keeps it.
-            self._tell(*(f"+{what}" for what in (*self._folders, *sorted(self._marks))))
+            # Everything is told before the guardians exist; the sockets' buffers keep it.
+            self._channels[0].send(os.fsencode(program))
+            self._tell(*(["folder", folder] for folder in self._folders), *self._jobs.values())
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-c",
-                    _PROGRAM,
-                    str(Path(__file__).parents[2]),
-                    str(Path(psutil.origin).parents[1]),
-                    str(os.getpid()),
-                ],
-                stdin=read,
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP],
+                stdin=theirs[0].fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                pass_fds=[theirs[1].fileno()],
                 cwd="/",
                 # It is not part of an outer job, whose sweep would take it for a leftover.
                 env={name: value for name, value in os.environ.items() if name != JOB_MARK},
                 start_new_session=True,
             )
         finally:
-            os.close(read)
+            for end in theirs:
+                end.close()
+        for pid, output in tuple(self._outputs.items()):
+            self._tell_output(pid, output)
 
-    def _tell(self, *orders: str) -> None:
+    def _let_go(self) -> None:
+        for channel in self._channels:
+            try:
+                # Without jobs, or replaced: a standby whose guardian was killed would wait on.
+                channel.settimeout(0.0)
+                channel.send(b"bye", socket.MSG_NOSIGNAL)
+            except OSError as error:
+                logger.debug("a guardian is gone already: %s", error)
+            channel.close()
+        self._channels = ()
+        self._held_up.clear()
+
+    def _tell_output(self, pid: int, output: _Output) -> None:
+        order = ["output", output.mark, str(pid), str(output.rank)]
         try:
-            os.write(self._pipe, os.fsencode("".join(f"{order}\0" for order in orders)))
-        except BrokenPipeError:
-            # It was ended from outside; `revive` tells a new one everything.
-            pass
+            descriptors = output.share()
+        except OSError as error:
+            logger.debug("the output of pid %d is not shared: %s", pid, error)
+            descriptors = []
+        try:
+            self._tell(order, descriptors=descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _tell(
+        self, *orders: list[str], descriptors: list[int] | None = None, patience: float = _PATIENCE
+    ) -> None:
+        for channel in self._channels:
+            channel.settimeout(0.0 if channel in self._held_up else patience)
+            for order in orders:
+                message = os.fsencode("\0".join(order))
+                try:
+                    socket.send_fds(channel, [message], descriptors or [], socket.MSG_NOSIGNAL)
+                except (TimeoutError, BlockingIOError):
+                    logger.debug("a guardian is held up and does not hear %s", order[0])
+                    if patience:
+                        self._held_up.add(channel)
+                    break
+                except OSError as error:
+                    # It was ended from outside, and `revive` tells a new one everything.
+                    logger.debug("a guardian does not hear %s: %s", order[0], error)
 
     def _forget(self) -> None:
         """In a forked child the guardian is the parent's, and whoever held the lock is not there."""
-        if self._pipe >= 0:
-            os.close(self._pipe)
+        for channel in self._channels:
+            channel.close()
         self._lock = threading.Lock()
-        self._marks, self._folders, self._process, self._pipe = set(), set(), None, -1
+        self._jobs, self._outputs, self._folders = {}, {}, set()
+        self._process, self._channels, self._held_up = None, (), set()
 
 
 guardian: Guardian = Guardian()

@@ -1,151 +1,207 @@
-"""Find and end every process that carries a job's mark, wherever it has moved.
+"""Find every process of a job, wherever it has moved.
 
 The mark is an environment variable. The kernel keeps the environment of a process as it was at
 its exec, so a descendant is found after `setsid`, after a double fork and after the death of all
-its ancestors. Two kinds carry no mark and are found beside it: processes in the session of a
-worker or of any marked process, and children of a marked process that were started with another
-environment. What was found once stays known when it loses the parent it was found by. A supervisor
-that inherits the orphans of its job finds those as well that nobody saw while their parent lived.
+its ancestors. Three kinds are found beside it: processes in the session of a worker or of any
+marked process, children of a marked process that were started with another environment, and those
+whose environment may not be read, by a limit that they have inherited (see `mark`). What was found
+once stays known when it loses the parent it was found by. A supervisor that inherits the orphans of
+its job finds those as well that nobody saw while their parent lived.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import select
-import signal
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
-
-from davincirunsdk.leftovers.mark import JOB_MARK
+from davincirunsdk.leftovers.mark import JOB_MARK, limit_of
+from davincirunsdk.leftovers.proc import Environments, MarkedProcess, Proc, since_boot
+from davincirunsdk.leftovers.stop_order import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-_SETTLING = 0.3
-"""Seconds for helpers that end by themselves right after their worker, as Python's resource trackers do."""
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 _ROUNDS = 5
 """Rounds of a look at most: on a busy machine there are always new processes."""
 
-_UNKILLABLE_AFTER = 10.0
-"""Seconds after SIGKILL until a process counts as stuck in the kernel and is given up."""
+_STARTING = 100
+"""Clock ticks in which a process may still be on its way to its own environment."""
+
+_PLACE = (JOB_MARK, "RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""What launchers set for each of their children."""
 
 
-class MarkedProcess(NamedTuple):
-    """A process of a job, told from a later one with the same pid by its start time.
+class Top(NamedTuple):
+    """A worker, as those see it who end what is below it.
 
-    A named tuple and no dataclass: the guardian, which loads this module, has to stay small.
+    Attributes:
+        pid: The worker's own process, which leads its session.
+        rank: The worker's rank, as in its environment.
+        ended: The `since_boot` tick at which its end was known, None while it runs.
+        told: It was told to end.
+        pipe: Inode of its output pipe, 0 if unknown.
+        silence: Gives the seconds since its last output.
     """
 
     pid: int
-    created: float
-    parent: int
-    group: int
-    session: int
-    command: str
-
-    @property
-    def key(self) -> tuple[int, float]:
-        """What no later process has in common with it."""
-        return self.pid, self.created
+    rank: int = -1
+    ended: int | None = None
+    told: bool = False
+    pipe: int = 0
+    silence: Callable[[], float] = float
 
 
 class ProcessTree:
     """Every process of one job, or of several that are ended together.
 
-    It remembers what it has found and what it has asked to end, so one is used for the whole of a
-    job, from one thread at a time.
+    It remembers what it has found, so one is used for the whole of a job, from one thread at a time.
 
     Args:
         marks: The jobs' marks, as in the workers' environment.
         guardian: Given where this process inherits orphans and has no children but those of the
             job and this one: its pid.
+        proc: Where to look.
+        since: The `since_boot` tick before which no process of the job can have been started.
     """
 
-    def __init__(self, *marks: str, guardian: Callable[[], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        *marks: str,
+        guardian: Callable[[], int | None] | None = None,
+        proc: Proc | None = None,
+        since: int = 0,
+    ) -> None:
+        self.proc = proc or Proc()
         self._marks = marks
         self._guardian = guardian
-        self._sessions: dict[int, float] = {}
-        self._known: set[tuple[int, float]] = set()
-        self._asked: set[tuple[int, float]] = set()
+        self._since = since
+        self._tops: dict[int, Top] = {}
+        self._limits = {limit_of(mark) for mark in marks}
+        self._known: set[tuple[int, int]] = set()
+        self._strangers: set[tuple[int, int]] = set()
+        self._environments = Environments(self.proc)
+        self._places: dict[int, tuple[bytes, ...]] = {}
 
-    def find(self, sessions: Mapping[int, float] | None = None) -> list[MarkedProcess]:
+    def find(self, tops: Sequence[Top] = ()) -> list[MarkedProcess]:
         """List the job's living processes.
 
         Args:
-            sessions: Pid of each worker, to the wall-clock second in which it ended (infinity
-                while it runs). A worker leads a session; a process of that session which is older
-                than the worker's end cannot be anybody else's.
+            tops: The job's workers that have been started. A worker leads a session; a process of
+                that session which is older than the worker's end cannot be anybody else's.
 
         Returns:
             Processes that are not zombies; those of other users are never among them.
         """
-        if sessions:
-            self._sessions.update(sessions)
+        self._tops.update({top.pid: top for top in tops})
+        self._places = {}
         alive: dict[int, MarkedProcess] = {}
         ours: dict[int, MarkedProcess] = {}
         listed = {os.getpid()}
         for _ in range(_ROUNDS):
             # One that was listed may fork and end before it is looked at: its child came meanwhile.
-            new = set(psutil.pids()) - listed
+            new = self.proc.pids() - listed
             if not new:
                 break
             listed |= new
-            for pid in new:
-                self._look_at(pid, alive, ours)
+            self._look_at(new, alive, ours)
         self._add_sessions(ours, alive)
         ours.update({pid: process for pid, process in alive.items() if self._is_inherited(process)})
         self._add_children(ours, alive)
         self._known.update(process.key for process in ours.values())
         return list(ours.values())
 
-    def _look_at(self, pid: int, alive: dict[int, MarkedProcess], ours: dict[int, MarkedProcess]) -> None:
-        try:
-            process = psutil.Process(pid)
-            with process.oneshot():
-                seen = MarkedProcess(
-                    pid=pid,
-                    created=process.create_time(),
-                    parent=process.ppid(),
-                    group=os.getpgid(pid),
-                    session=os.getsid(pid),
-                    command=process.name(),
-                )
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    self._reap_orphan(seen)
-                    return
-        except (psutil.Error, OSError):
-            return
-        alive[pid] = seen
-        if seen.key in self._known or self._is_in_session(seen) or self._is_marked(process):
-            ours[pid] = seen
+    def see(self, processes: Collection[MarkedProcess]) -> dict[int, Seen]:
+        """Look closer at what `find` has just found: who is above whom, who reads from whom."""
+        ours = {process.pid: process for process in processes}
+        signals = {pid: self.proc.disposition(pid) for pid in ours}
+        reads = {pid: self.proc.pipe_at(pid, 0) for pid in ours}
+        writes = {
+            pid: frozenset({self.proc.pipe_at(pid, 1), self.proc.pipe_at(pid, 2)} - {0}) for pid in ours
+        }
+        return {
+            pid: Seen(
+                process=process,
+                above=self._above(process, ours),
+                place=self._places.get(pid, ()),
+                signals=signals[pid],
+                waits=self.proc.waits_for_child(process),
+                reads=reads[pid],
+                writes=writes[pid],
+                also_writes=self.proc.written_pipes(pid) if reads[pid] else frozenset(),
+            )
+            for pid, process in ours.items()
+        }
 
-    def _is_marked(self, process: psutil.Process) -> bool:
-        try:
-            value = process.environ().get(JOB_MARK, "")
-        except (psutil.Error, OSError):
-            return False
+    def _look_at(
+        self, pids: Collection[int], alive: dict[int, MarkedProcess], ours: dict[int, MarkedProcess]
+    ) -> None:
+        to_read = []
+        for pid in pids:
+            seen = self.proc.look(pid)
+            if seen is None or seen.started < self._since:
+                continue
+            if seen.is_dead:
+                self._reap_orphan(seen)
+                continue
+            alive[pid] = seen
+            if seen.key in self._known or self._is_in_session(seen):
+                ours[pid] = seen
+            if seen.key not in self._strangers:
+                to_read.append(seen)
+        young = since_boot() - _STARTING
+        for process, data in self._environments.read(to_read):
+            if self._is_marked(process, data):
+                ours[process.pid] = process
+            elif data and process.started < young:
+                self._strangers.add(process.key)
+
+    def _is_marked(self, process: MarkedProcess, data: bytes | None) -> bool:
+        if data is None:
+            return self.proc.limit_of_locks(process.pid) in self._limits
+        found = dict(part.partition(b"=")[::2] for part in data.split(b"\0"))
+        self._places[process.pid] = tuple(found.get(os.fsencode(name), b"") for name in _PLACE)
+        value = os.fsdecode(found.get(os.fsencode(JOB_MARK), b""))
         return any(value == mark or value.startswith(mark + "/") for mark in self._marks)
 
     def _is_in_session(self, process: MarkedProcess) -> bool:
-        ended = self._sessions.get(process.session)
-        return ended is not None and process.created < ended
+        top = self._tops.get(process.session)
+        return top is not None and (top.ended is None or process.started <= top.ended)
 
     def _is_inherited(self, process: MarkedProcess) -> bool:
         return (
             self._guardian is not None
             and process.parent == os.getpid()
-            and process.pid not in self._sessions
+            and process.pid not in self._tops
             and process.pid != self._guardian()
         )
 
     def _reap_orphan(self, zombie: MarkedProcess) -> None:
         # As pid 1 or sub-reaper we inherit orphans. A worker itself is reaped by its own coroutine.
-        if zombie.parent == os.getpid() and zombie.pid not in self._sessions and self._is_in_session(zombie):
-            os.waitpid(zombie.pid, os.WNOHANG)
+        if zombie.parent == os.getpid() and zombie.pid not in self._tops and self._is_in_session(zombie):
+            _reap(zombie.pid)
+
+    def reap_adopted(self, processes: Collection[MarkedProcess]) -> None:
+        """Reap those that became our own children: as pid 1 or sub-reaper we inherit orphans."""
+        for process in processes:
+            seen = self.proc.look(process.pid)
+            if seen is not None and seen.parent == os.getpid() and seen.pid not in self._tops:
+                _reap(process.pid)
+
+    def _above(self, process: MarkedProcess, ours: Mapping[int, MarkedProcess]) -> int:
+        if process.pid in self._tops:
+            return 0
+        parent = ours.get(process.parent)
+        if parent is not None and parent.started <= process.started:
+            return parent.pid
+        if process.session in self._tops:
+            return process.session if process.session in ours else 0
+        place = self._places.get(process.pid, ())
+        # A job within a job counts its ranks anew.
+        if place and os.fsdecode(place[0]) in self._marks:
+            for top in self._tops.values():
+                if os.fsdecode(place[1]) == str(top.rank) and top.pid in ours:
+                    return top.pid
+        return 0
 
     @staticmethod
     def _add_sessions(ours: dict[int, MarkedProcess], alive: Mapping[int, MarkedProcess]) -> None:
@@ -163,127 +219,9 @@ class ProcessTree:
             parent = queue.pop()
             for child in children.get(parent.pid, ()):
                 # A pid may have been reused between two reads: a child is never older.
-                if child.pid not in ours and child.created >= parent.created:
+                if child.pid not in ours and child.started >= parent.started:
                     ours[child.pid] = child
                     queue.append(child)
-
-    def terminate(
-        self, *, told_groups: Iterable[int] = (), sessions: Mapping[int, float] | None = None
-    ) -> None:
-        """Ask every process to end, once.
-
-        Args:
-            told_groups: Process groups that were signalled already; their members are not asked
-                again, here or by `end`: a second SIGTERM may cut short what the first one began.
-            sessions: As in `find`.
-        """
-        told = frozenset(told_groups)
-        for process in self.find(sessions):
-            if process.group in told:
-                self._asked.add(process.key)
-            else:
-                self._ask(process)
-
-    def _ask(self, process: MarkedProcess) -> None:
-        if process.key in self._asked:
-            return
-        self._asked.add(process.key)
-        _send(process, signal.SIGTERM)
-        # A stopped process takes no SIGTERM before it is continued.
-        _send(process, signal.SIGCONT)
-
-    def end(
-        self, deadline: Callable[[], float], *, sessions: Mapping[int, float] | None = None
-    ) -> tuple[MarkedProcess, ...]:
-        """End whatever of the job is still there; blocking, for a thread.
-
-        After a moment for those that are ending: SIGTERM to each process that was not asked yet,
-        SIGKILL after the deadline, again and again until a look finds nothing: a process may fork
-        while it is ended.
-
-        Args:
-            deadline: Gives the monotonic second of SIGKILL; asked again at every look, for
-                somebody may lose patience.
-            sessions: As in `find`.
-
-        Returns:
-            Every process that was found; one that is stuck in the kernel may still be there.
-        """
-        found: dict[tuple[int, float], MarkedProcess] = {}
-        if settling := self.find(sessions):
-            _wait_for_exit(settling, min(_SETTLING, max(0.0, deadline() - time.monotonic())))
-            _reap_adopted(settling)
-        while living := self.find(sessions):
-            now, limit = time.monotonic(), deadline()
-            if now > limit + _UNKILLABLE_AFTER:
-                break
-            for process in living:
-                if now >= limit:
-                    _send(process, signal.SIGKILL)
-                else:
-                    self._ask(process)
-                found[process.key] = process
-            # After SIGKILL look again soon: a child forked in the last moment raises no event.
-            _wait_for_exit(living, 0.2 if now >= limit else min(0.5, limit - now))
-            _reap_adopted(living)
-        return tuple(found.values())
-
-
-def _send(process: MarkedProcess, number: int) -> None:
-    """Signal exactly this process: its start time is checked while a pidfd holds its identity."""
-    try:
-        handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    except (AttributeError, OSError):
-        handle = None
-    try:
-        if psutil.Process(process.pid).create_time() != process.created:
-            return
-        if handle is None:
-            os.kill(process.pid, number)
-        else:
-            signal.pidfd_send_signal(handle, number)
-    except (psutil.Error, OSError):
-        return
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _wait_for_exit(processes: Iterable[MarkedProcess], timeout: float) -> None:
-    """Wait until all have ended, at most `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    for process in processes:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        try:
-            handle = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            continue
-        except (AttributeError, OSError) as error:
-            if getattr(error, "errno", errno.ENOSYS) != errno.ENOSYS:
-                continue
-            # Kernels before 5.3: psutil looks in short steps.
-            psutil.wait_procs([psutil.Process(process.pid)] if psutil.pid_exists(process.pid) else [], left)
-            continue
-        try:
-            poll = select.poll()
-            poll.register(handle, select.POLLIN)
-            poll.poll(left * 1000)
-        finally:
-            os.close(handle)
-
-
-def _reap_adopted(processes: Iterable[MarkedProcess]) -> None:
-    """Reap those that became our own children: as pid 1 or sub-reaper we inherit orphans."""
-    for process in processes:
-        try:
-            if psutil.Process(process.pid).ppid() == os.getpid():
-                os.waitpid(process.pid, os.WNOHANG)
-        except (psutil.Error, OSError):
-            continue
 
 
 def reap_orphans(*, but: Collection[int | None]) -> None:
@@ -292,9 +230,14 @@ def reap_orphans(*, but: Collection[int | None]) -> None:
     Args:
         but: Pids to leave alone.
     """
-    for child in psutil.Process().children():
-        try:
-            if child.pid not in but and child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)
-        except (psutil.Error, OSError):
-            continue
+    for pid in Proc().children(os.getpid()):
+        if pid not in but:
+            _reap(pid)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        # Somebody else was faster.
+        return

@@ -72,6 +72,7 @@ class LogPump:
             os.close(self._pipe)
             os.close(self.source)
             raise
+        self.inode: int = os.fstat(self._pipe).st_ino
         try:
             fcntl.fcntl(self.source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
@@ -116,6 +117,26 @@ class LogPump:
         with self._lock:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
+
+    def share(self) -> list[int]:
+        """Give new descriptors for the pipe and the log file, for whoever outlives this process.
+
+        Returns:
+            The pipe's read end, and the file, open for appending, where it can be opened; nothing when
+            the output has ended. The caller closes them.
+
+        Raises:
+            OSError: There is no descriptor left.
+        """
+        with self._lock:
+            if self._wake < 0:
+                return []
+            pipe = os.dup(self._pipe)
+        try:
+            # Opened anew: a duplicate would hold the lock that keeps the file's name taken.
+            return [pipe, os.open(self.file.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)]
+        except OSError:
+            return [pipe]
 
     def tail(self, size: int = _TAIL_BYTES) -> bytes:
         """Return the last output, at most `size` bytes and some 64 KiB of it."""

@@ -28,6 +28,8 @@ import anyio
 from davincirunsdk.concurrency import Patience, in_thread_or_here, resolve
 from davincirunsdk.errors import WorkerSpawnError
 from davincirunsdk.leftovers.guardian import guardian
+from davincirunsdk.leftovers.pass_on import pass_on, reached_by_sender
+from davincirunsdk.leftovers.proc import since_boot
 from davincirunsdk.supervision import messages
 from davincirunsdk.supervision.cause import (
     AuxiliaryEnded,
@@ -47,7 +49,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
-    from davincirunsdk.leftovers.process_tree import MarkedProcess, ProcessTree
+    from davincirunsdk.leftovers.ending import Ending
+    from davincirunsdk.leftovers.proc import MarkedProcess
+    from davincirunsdk.leftovers.process_tree import ProcessTree, Top
     from davincirunsdk.logs.pump import LogPump
     from davincirunsdk.supervision.cause import Cause
 
@@ -68,9 +72,6 @@ _TRACEBACK_PATIENCE = 0.3
 _WORDS = 4096
 """Bytes of a worker's last output that are looked at for that."""
 
-_HOLDER_SILENCE = 2.0
-"""Seconds without output after which whoever holds the pipe of a worker that has ended is ended, too."""
-
 _STRANGER_PATIENCE = 2.0
 """Seconds that a pipe is read when nothing of the job is left, whoever writes to it."""
 
@@ -79,9 +80,6 @@ _STRANGER_SILENCE = 0.5
 
 _DISK_PATIENCE = 10.0
 """Seconds that a write to a stuck disk may take after the last process has ended."""
-
-_LAST_MOMENT = 1.0
-"""Seconds from SIGTERM to SIGKILL for what was let go on until the end of the grace period."""
 
 _LOOK_PATIENCE = 0.5
 """Seconds that SIGKILL waits for a look at all processes: one that is stuck may hold its reader."""
@@ -142,12 +140,14 @@ class Attempt:
         self._stop_ordered = False
         self._deadline = math.inf
         self._leftovers: tuple[Leftover, ...] = ()
+        # Of the clock of `MarkedProcess.started`, which counts in ticks.
+        self._since = since_boot() - 1
         self._known_tree: ProcessTree | None = None
+        self._known_ending: Ending | None = None
         self._spawn_error: WorkerSpawnError | None = None
         self._revivals = 0
         self._spared: set[Worker] = set()
         self._said_refused: set[Worker] = set()
-        self._hurried = False
 
     @property
     def is_stopping(self) -> bool:
@@ -163,6 +163,19 @@ class Attempt:
         """
         self._stop_ordered = True
         self._inbox.post(messages.StopOrdered(cause=cause, now=now))
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to all processes of the workers that handle it.
+
+        Where whoever sent it to us reached them as well, as Slurm does, nothing is passed on: a worker
+        would save twice.
+        """
+        if reached_by_sender(os.environ):
+            self._warn(
+                f"{signal_name(-number)} is not passed on: Slurm sends it to every process of the step"
+            )
+        elif self._running():
+            self._look(self._pass_on, number, self._tops())
 
     def note_ranks_ended(self) -> None:
         """Learn that the workers of all other nodes have ended: auxiliary processes are not needed longer."""
@@ -216,6 +229,8 @@ class Attempt:
                     elif not worker.pump_ended:
                         worker.give_up_output()
         await Patience(self._stop_cancelled).wait(in_thread_or_here(guardian.release, self._mark))
+        if self._known_ending is not None:
+            self._known_ending.close()
         self._inbox.close()
         if self.internal_error is not None:
             raise self.internal_error
@@ -227,7 +242,7 @@ class Attempt:
     # The phases, in their order.
 
     async def _start_all(self, started: Callable[[], None]) -> None:
-        guarded = self._look(guardian.watch, self._mark)
+        guarded = self._look(guardian.watch, self._mark, self._grace_period)
         # Needed at the end, when the package may have been moved or upgraded.
         loaded = self._look(_load_what_the_end_needs)
         reaped = self._look(children_are_reaped_by_kernel)
@@ -287,7 +302,7 @@ class Attempt:
         if not self.is_stopping:
             return
         await self._until(lambda: not self._spared, self._until_deadline)
-        strays = self._look(self._terminate_strays)
+        strays = self._look(self._ending().stop)
         await self._until(lambda: not self._running(), self._until_deadline)
         # A descendant without the mark is found through its parent: it has to be seen before that is killed.
         limit = time.monotonic() + _LOOK_PATIENCE
@@ -310,15 +325,7 @@ class Attempt:
         if not self.fail_fast and not self.is_stopping:
             await self._keep_survivors()
         self._deadline = min(self._deadline, time.monotonic() + self._grace_period)
-        # Helpers that still carry output to the log, such as `tee`, may finish.
-        await self._until_silent(_HOLDER_SILENCE, self._until_deadline)
-        limit = time.monotonic() + min(_LAST_MOMENT, self._grace_period)
-        sessions = self._sessions()
-        ending = self._look(
-            lambda: self._tree().end(
-                lambda: self._deadline if self._hurried else max(self._deadline, limit), sessions=sessions
-            )
-        )
+        ending = self._look(self._ending().end)
         await self._until(ending.done)
         found = ending.result()
         # A worker that got our SIGTERM may take its time with its helpers: only those of a job
@@ -344,7 +351,7 @@ class Attempt:
         """Say how it ended, and wait until what is left has ended by itself or is not wanted any more."""
         self._tell_decided()
         while not self.is_stopping:
-            look = self._look(lambda: self._tree().find(self._sessions()))
+            look = self._look(lambda: self._tree().find(self._tops()))
             await self._until(look.done)
             if not (survivors := look.result()):
                 return
@@ -454,6 +461,7 @@ class Attempt:
                     worker.deal_with_end()
             case messages.Spawned(worker=worker):
                 self._note("started", worker)
+                self._look(worker.be_guarded, self._mark)
                 if self._deadline < math.inf and worker.running:
                     # The stop came while it was being started.
                     worker.terminate()
@@ -525,8 +533,10 @@ class Attempt:
             self._emit(Event(kind="stopping", time=time.time(), detail=detail))
             for worker in running:
                 self._say_if_refused(worker)
-        self._hurried = self._hurried or now
         self._deadline = min(self._deadline, limit)
+        if self._known_ending is not None:
+            self._known_ending.hasten()
+        guardian.note_stop(self._mark, self._deadline)
 
     def _spare(self, worker: Worker) -> None:
         """Let it finish its traceback: a SIGTERM now would take its last words, and with them the cause."""
@@ -599,10 +609,12 @@ class Attempt:
         """End everything with as little of our own as possible: what should do it is broken."""
         with contextlib.suppress(Exception):
             self._break(error)
-        self._deadline, self._hurried = -math.inf, True
+        self._deadline = -math.inf
         for worker in self._running():
             worker.kill()
-        swept = self._look(lambda: self._tree().end(lambda: -math.inf, sessions=self._sessions()))
+        ending = self._ending()
+        ending.hasten()
+        swept = self._look(ending.end)
         swept.add_done_callback(lambda future: future.exception())
         limit = time.monotonic() + _UNKILLABLE_AFTER
         timer = asyncio.get_running_loop().call_later(_UNKILLABLE_AFTER, self._inbox.post, messages.Nudge())
@@ -668,26 +680,44 @@ class Attempt:
         future.add_done_callback(lambda _: self._inbox.post(messages.Nudge()))
         return future
 
-    def _terminate_strays(self) -> None:
-        """Ask those descendants to end that no signal to a process group has reached."""
-        told = [worker.pid for worker in self.workers if worker.told and worker.pid is not None]
-        self._tree().terminate(told_groups=told, sessions=self._sessions())
-
     def _tree(self) -> ProcessTree:
         from davincirunsdk.leftovers.process_tree import ProcessTree
 
         if self._known_tree is None:
             self._known_tree = ProcessTree(
-                self._mark, guardian=guardian.pid if self._inherits_orphans else None
+                self._mark,
+                guardian=guardian.pid if self._inherits_orphans else None,
+                since=self._since,
             )
         return self._known_tree
 
-    def _sessions(self) -> dict[int, float]:
-        return {
-            worker.pid: worker.ended if worker.ended is not None else math.inf
+    def _pass_on(self, number: int, tops: list[Top]) -> None:
+        from davincirunsdk.leftovers.process_tree import ProcessTree
+
+        pass_on(number, ProcessTree(self._mark, since=self._since), tops)
+
+    def _ending(self) -> Ending:
+        from davincirunsdk.leftovers.ending import Ending
+
+        if self._known_ending is None:
+            self._known_ending = Ending(self._tree(), tops=self._tops, deadline=self._until_deadline)
+        return self._known_ending
+
+    def _tops(self) -> list[Top]:
+        from davincirunsdk.leftovers.process_tree import Top
+
+        return [
+            Top(
+                worker.pid,
+                rank=worker.spec.rank,
+                ended=worker.exit_tick,
+                told=worker.told,
+                pipe=worker.pump.inode,
+                silence=worker.silence,
+            )
             for worker in self.workers
             if worker.pid is not None
-        }
+        ]
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.running]
@@ -724,5 +754,6 @@ def _look_at(worker: Worker) -> WorkerSeen:
 
 def _load_what_the_end_needs() -> None:
     import davincirunsdk.diagnosis
+    import davincirunsdk.leftovers.ending
     import davincirunsdk.leftovers.process_tree
     import davincirunsdk.supervision.verdict  # noqa: F401

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve
 from davincirunsdk.errors import WorkerSpawnError
+from davincirunsdk.leftovers.guardian import guardian
+from davincirunsdk.leftovers.proc import Proc, since_boot
 from davincirunsdk.supervision.messages import Exited, Message, Nudge, PumpEnded, Spawned, SpawnFailed
 from davincirunsdk.types import WorkerState, WorkerStatus
 
@@ -74,7 +76,8 @@ class Worker:
         begun: True once it was tried to start it or its pump.
         settled: True once it runs or cannot be started.
         running: True from the start to the end.
-        told: True once its process group was asked to end.
+        exit_tick: The `since_boot` tick at which its end was known.
+        told: True once it was asked to end.
         refused: True once the system refused to let us signal it.
         pump_ended: True when its output has ended or is waited for no longer.
     """
@@ -99,6 +102,7 @@ class Worker:
         self.started: float | None = None
         self.ended: float | None = None
         self.ended_at: float = math.inf
+        self.exit_tick: int | None = None
         self.state: WorkerState = WorkerState.PENDING
         self.pump_ended: bool = False
         self._post = post
@@ -132,7 +136,8 @@ class Worker:
             self._post(Nudge())
             return
         self.exit_code = self._peek()
-        self.ended, self.ended_at = time.time(), time.monotonic()
+        self.ended, self.ended_at, self.exit_tick = time.time(), time.monotonic(), since_boot()
+        guardian.note_exit(self.pid)
         self.running = False
         self._post(Exited(worker=self))
         # Until it is reaped, the number of its group stays taken: whoever deals with its end may signal it.
@@ -147,6 +152,8 @@ class Worker:
         """
         await self._waits.until_any(output, self._output_given_up)
         self.pump_ended = True
+        if self.pid is not None:
+            guardian.release_worker(self.pid)
         self._post(PumpEnded(worker=self))
         if output.done():
             output.result()
@@ -223,17 +230,17 @@ class Worker:
             os.close(self._handle)
             self._handle = None
 
-    def signal(self, number: int) -> bool:
-        """Signal the process group.
+    def _signal(self, send: Callable[[int, int], None], number: int) -> bool:
+        """Signal the process, or with `os.killpg` its group.
 
         Returns:
-            False when that cannot be: the process has been reaped, and the group's number may be
-            another's, or the system refuses it.
+            False when that cannot be: the process has been reaped, and its number may be another's, or
+            the system refuses it.
         """
         if self.pid is None or not self._is_ours():
             return False
         try:
-            os.killpg(self.pid, number)
+            send(self.pid, number)
             # A group takes a signal if one of its processes does: ask for this one.
             os.kill(self.pid, 0)
         except PermissionError:
@@ -256,18 +263,33 @@ class Worker:
         return True
 
     def terminate(self) -> None:
-        """Ask the process group to end: SIGTERM, and SIGCONT since a stopped process takes no other."""
-        if not self.has_ended():
-            # One that has ended already did so by itself, whatever we send now.
-            self.state = WorkerState.STOPPING
-        self.told = self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)
+        """Ask the process to end: SIGTERM, and SIGCONT since a stopped process takes no other.
+
+        The process itself and nothing below it, and only if it reads nobody's output: the others have
+        their turn by `leftovers.stop_order`.
+        """
+        if self.has_ended():
+            # By itself, whatever we send now.
+            return
+        self.state = WorkerState.STOPPING
+        if self.pid is not None and not Proc().pipe_at(self.pid, 0):
+            self.told = self._signal(os.kill, signal.SIGTERM)
+            self._signal(os.kill, signal.SIGCONT)
 
     def kill(self) -> None:
         """End the process group at once."""
         ended = self.has_ended()
-        if self.signal(signal.SIGKILL) and not ended:
+        if self._signal(os.killpg, signal.SIGKILL) and not ended:
             self.state = WorkerState.KILLED
+
+    def be_guarded(self, mark: str) -> None:
+        """Have the guardian know the process and its output; blocking, for a thread."""
+        assert self.pid is not None
+        guardian.watch_worker(mark, self.pid, self.spec.rank, self.pump.share)
+
+    def silence(self) -> float:
+        """Seconds since the last output and the end; 0 while it runs. From any thread."""
+        return max(0.0, time.monotonic() - max(self.ended_at, self.pump.active))
 
     def give_up(self) -> None:
         """Wait no longer for the start or the end of the process."""

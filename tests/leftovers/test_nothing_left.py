@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("job_folder")
 GRACE = 0.3
 LIMIT = GRACE + 2.0
 """Seconds after which nothing may be alive."""
-LIMIT_AFTER_DEATH = 3.0
+LIMIT_AFTER_DEATH = GRACE + 3.0
 """The same when the supervisor itself was killed."""
 NOISE = ("Event loop is closed", "never retrieved", "was never awaited", "Exception ignored", "was destroyed")
 
@@ -263,7 +263,7 @@ def guardian_of(pid: int) -> int | None:
     """Find the living guardian of a supervisor."""
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
-            if "davincirunsdk.leftovers.guardian_main" in " ".join(child.cmdline()):
+            if child.name() == "job-guardian":
                 return child.pid
     return None
 
