@@ -9,6 +9,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def printable(text: str) -> str:
+    """Escape what could steer a terminal: names come from tables, pods and users."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
+
+
+def file_name(text: str) -> str:
+    """Turn a name into one that a file or folder can have, and that leads nowhere else."""
+    plain = "".join(letter if letter.isprintable() and letter != "/" else "_" for letter in text)
+    short = plain.encode(errors="replace")[:100].decode(errors="ignore")
+    return f"_{short[1:]}" if short.startswith(".") else short or "_"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One place for a worker: an NPU with its rank, or a bare slot on a node without NPUs.

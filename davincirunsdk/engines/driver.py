@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from davincirunsdk import __version__
+from davincirunsdk.cluster import file_name
 from davincirunsdk.concurrency import Patience, in_thread, resolve, shield
 from davincirunsdk.engines.joint import judge, table_of
 from davincirunsdk.engines.messages import NodePlan
@@ -201,7 +202,7 @@ class NodesManager:
 
         self._placement = placement
         self._options = options
-        self._job_id = options.name or job_id(os.environ)
+        self._job_id = options.name or file_name(job_id(os.environ))
         self._collect = parse_ranks(collect)
         self._notify = notify or (lambda text: logger.warning("%s", text))
 

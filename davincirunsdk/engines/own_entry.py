@@ -9,6 +9,7 @@ import msgspec
 from davincirunsdk.errors import PlatformError, RankTableError
 from davincirunsdk.platforms import own_node, places, sites_of
 from davincirunsdk.rank_table import dump, parse
+from davincirunsdk.rank_table.file import read_file
 from davincirunsdk.rank_table.table import RankTable, Server
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def own_entry(chosen: Sequence[int], env: Mapping[str, str], root: Path) -> Rank
         return None
     path = str(place.path)
     try:
-        text = place.path.read_bytes()
+        _, text = read_file(place.path)
     except OSError as error:
         raise PlatformError(f"rank table {path} cannot be read: {error.strerror}") from None
     table = parse(text, path=path)

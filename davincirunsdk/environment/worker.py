@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from davincirunsdk.cluster import file_name
 from davincirunsdk.host.devices import MASK
 from davincirunsdk.leftovers.mark import JOB_MARK
 
@@ -80,7 +81,7 @@ def worker_environment(
     if framework != "none":
         for function in _NAMES[framework]:
             result.update(function(cluster, device, master_port))
-        log = cluster.log_root / cluster.job_id
+        log = cluster.log_root / file_name(cluster.job_id)
         for name, value in {
             "HCCL_CONNECT_TIMEOUT": "1800",
             "ASCEND_PROCESS_LOG_PATH": f"{log}/ascend/process_log/rank_{device.rank}",

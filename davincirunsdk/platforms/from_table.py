@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from davincirunsdk.cluster import Cluster, Device, Node
+from davincirunsdk.cluster import Cluster, Device, Node, printable
 from davincirunsdk.errors import PlatformError, RankTableError
 from davincirunsdk.host import addresses, devices
 from davincirunsdk.platforms import own_node, paths, rendezvous
@@ -78,9 +78,9 @@ def cluster(
     settle("node_rank", (*wished, *in_table, *foreign), ignore=ignore)
     if wish.nproc_per_node is not None and wish.nproc_per_node != len(own.rows):
         raise RankTableError(
-            f"rank table {path}: found {len(own.rows)} device{'s' if len(own.rows) > 1 else ''} on this node "
-            f"({own.name}); expected {wish.nproc_per_node}, the nproc_per_node asked for: drop that figure, "
-            "as a table settles it, or give another table",
+            f"rank table {path}: found {len(own.rows)} device{'s' if len(own.rows) > 1 else ''} on this "
+            f"node ({printable(own.name)}); expected {wish.nproc_per_node}, the nproc_per_node asked for: "
+            "drop that figure, as a table settles it, or give another table",
             path=str(path),
         )
     mask = _narrowed(own, present, env, str(path), notify)
@@ -174,17 +174,18 @@ def _narrowed(
     rows = tuple(sorted(row.device_id for row in own.rows))
     if present and (absent := [number for number in rows if number not in present]):
         raise RankTableError(
-            f"rank table {path}: found {devices.some(absent, 'device')} for this node ({own.name}), which "
-            f"has {devices.some(present, 'NPU')} (device files in /dev); expected devices that are here: "
-            "give the table of this node, or mend the device",
+            f"rank table {path}: found {devices.some(absent, 'device')} for this node "
+            f"({printable(own.name)}), which has {devices.some(present, 'NPU')} (device files in /dev); "
+            "expected devices that are here: give the table of this node, or mend the device",
             path=path,
         )
     seen = devices.visible(env, present) if present else devices.seen_without_files(env, rows)
     if hidden := [number for number in rows if number not in seen]:
         raise RankTableError(
-            f"rank table {path}: found {devices.some(hidden, 'device')} for this node ({own.name}), which "
-            f"the environment variable {devices.MASK} hides from the workers; expected all of the node's "
-            "devices in sight: unset the variable, or give a table of the devices that it leaves",
+            f"rank table {path}: found {devices.some(hidden, 'device')} for this node "
+            f"({printable(own.name)}), which the environment variable {devices.MASK} hides from the "
+            "workers; expected all of the node's devices in sight: unset the variable, or give a table of "
+            "the devices that it leaves",
             path=path,
         )
     if rows == seen:
@@ -201,7 +202,7 @@ def _node(place: int, node: TableNode) -> Node:
     local_ranks = {row: index for index, row in enumerate(sorted(row.device_id for row in node.rows))}
     return Node(
         node_rank=place,
-        name=node.name,
+        name=printable(node.name),
         devices=tuple(
             Device(
                 device_id=row.device_id,

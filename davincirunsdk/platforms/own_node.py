@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from davincirunsdk.cluster import printable
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.host import addresses
 from davincirunsdk.rank_table.v2 import level_addresses
@@ -78,9 +79,9 @@ def find(
             if wanted not in (None, fitting[0]) and not ignore:
                 raise PlatformError(
                     f"found node rank {wanted} asked for, but this host is node {fitting[0]} "
-                    f"({nodes[fitting[0]].name}) of rank table {path}, by its {signal.name}; expected both "
-                    "to agree: leave --node-rank (node_rank) out, or let it count with --ignore-platform "
-                    "(ignore_platform)"
+                    f"({printable(nodes[fitting[0]].name)}) of rank table {path}, by its {signal.name}; "
+                    "expected both to agree: leave --node-rank (node_rank) out, or let it count with "
+                    "--ignore-platform (ignore_platform)"
                 )
             return fitting[0] if wanted is None else wanted
         left = fitting or left
@@ -147,7 +148,7 @@ def _unsettled(
         node = nodes[place]
         names = [*sorted(node.pods), *sorted(_addresses(node) - {node.server.server_id})]
         also = f" ({', '.join(names)})" if names else ""
-        lines.append(f"  Node {place}: {node.name}{also}, {len(node.rows)} devices")
+        lines.append(f"  Node {place}: {printable(node.name + also)}, {len(node.rows)} devices")
     if len(several) > MOST_LISTED:
         lines.append(f"  ... and {len(several) - MOST_LISTED} more")
     lines.append("  Give --node-rank, or set MA_CURRENT_HOST_IP to this host's server id in the table.")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from davincirunsdk.cluster import printable
 from davincirunsdk.rank_table import v0, v1, v2
 from davincirunsdk.rank_table.decoding import BOM, Break, decode
-from davincirunsdk.rank_table.findings import Finding, Findings, error_of, show
+from davincirunsdk.rank_table.findings import Finding, Findings, TooManyFaults, error_of, show
 from davincirunsdk.rank_table.table import Json, RankTable, Row, Server, TableNode
 
 if TYPE_CHECKING:
@@ -98,7 +99,10 @@ def examine(text: str | bytes) -> tuple[RankTable | None, Findings]:
         return None, findings
     for key, read in _FORMS.items():
         if key in top:
-            return read(top, findings), findings
+            try:
+                return read(top, findings), findings
+            except TooManyFaults:
+                return None, findings
     status = top.get("status")
     if isinstance(status, str) and status.lower() not in ("completed", "complete"):
         findings.fault("status", show(status), '"completed"; the table is not finished yet')
@@ -111,7 +115,7 @@ def examine(text: str | bytes) -> tuple[RankTable | None, Findings]:
 
 def _keys(top: Iterable[str]) -> str:
     keys = sorted(top)
-    listed = ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "")
+    listed = ", ".join(printable(key[:40]) for key in keys[:8]) + (", ..." if len(keys) > 8 else "")
     return f"the keys {listed}" if keys else "an empty object"
 
 
@@ -122,7 +126,7 @@ def _decode(text: str | bytes, findings: Findings) -> dict[str, Json] | None:
         findings.rewrite = True
     top = decode(data)
     if isinstance(top, Break):
-        findings.fault("", f"no valid JSON: {top.words}", "a JSON object")
+        findings.fault("", f"invalid JSON: {top.words}", top.expected)
         return None
     if not isinstance(top, dict):
         findings.fault("", show(top), "a JSON object")

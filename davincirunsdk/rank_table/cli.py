@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from davincirunsdk import __version__
-from davincirunsdk.errors import DavinciRunError
+from davincirunsdk.errors import DavinciRunError, RankTableError
 from davincirunsdk.rank_table import dump, examine, parse
-from davincirunsdk.rank_table.file import write_text
+from davincirunsdk.rank_table.file import MOST_BYTES, read_file, write_text
 from davincirunsdk.rank_table.findings import UNKNOWN
 from davincirunsdk.rank_table.make import make, merge
 
@@ -125,7 +125,9 @@ def merge_files(files: tuple[str, ...], keep_order: bool, output: str) -> None:
 
 def _read(name: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return sys.stdin.buffer.read(MOST_BYTES + 1) if name == "-" else read_file(Path(name))[1]
+    except RankTableError as error:
+        _fail(str(error), UNREADABLE)
     except OSError as error:
         _fail(f"{name} cannot be read: {error.strerror}", UNREADABLE)
 

@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from davincirunsdk.rank_table.handmade import find_slip, place
+
 if TYPE_CHECKING:
     from davincirunsdk.rank_table.table import Json
 
+MOST_EXPLAINED = 4 << 20
+"""Bytes of a text that is walked through for what is wrong; longer ones are not made by hand."""
+
+ENCODINGS = {
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+    b"\x1f\x8b": "a compressed file",
+    b"PK\x03\x04": "an archive",
+}
+"""What a file is that begins so."""
+
 BOM = b"\xef\xbb\xbf"
-NEWLINE = b"\n"
 
 PIECE = 65536
 """Bytes that are decoded in one go."""
@@ -22,11 +34,13 @@ class Break:
     """Why a text is no JSON.
 
     Attributes:
-        words: What is wrong, with the line and column that editors count by.
+        words: What is wrong, with the line, and its number and column as editors count.
+        expected: What should be there.
         cut: True if the text is the beginning of a valid one, so that more of it would mend it.
     """
 
     words: str
+    expected: str = "a JSON object"
     cut: bool = False
 
 
@@ -41,26 +55,34 @@ def decode(data: bytes) -> Json | Break:
 
 def broken(data: bytes) -> Break:
     """Tell where a text that could not be decoded is broken."""
+    for beginning, meaning in ENCODINGS.items():
+        if data.startswith(beginning):
+            return Break(words=meaning, expected="plain text in UTF-8")
     try:
         text = data.decode()
         msgspec.json.decode(data)
     except UnicodeDecodeError as error:
-        return Break(words=f"bytes that are no UTF-8 {_place(data, error.start)}")
+        where = place(data.decode(errors="replace"), len(data[: error.start].decode()))
+        return Break(
+            words=f"bytes that are not UTF-8 {where}",
+            expected="text in UTF-8: save it in that encoding",
+            cut=error.end == len(data) and error.reason == "unexpected end of data",
+        )
     except RecursionError:
         return Break(words="lists or objects nested far too deep")
     except msgspec.DecodeError as error:
         head, _, tail = str(error).removeprefix("JSON is malformed: ").rpartition(" (byte ")
+        cut = not head and tail == "Input data was truncated"
+        slip = find_slip(text) if len(data) <= MOST_EXPLAINED else None
+        # Cut in the middle of a word, a good text looks like one with a bad word at its end.
+        if slip is not None and cut <= slip.ended:
+            where = f" {place(text, slip.at)}" if text.strip() else ""
+            return Break(words=f"{slip.found}{where}", expected=slip.expected, cut=cut)
         if head:
-            return Break(words=f"{head} {_place(data, int(tail.rstrip(')')))}")
-        if tail == "Input data was truncated":
-            return Break(words="the text ends early" if text.strip() else "the text is empty", cut=True)
-        return Break(words=tail)
+            at = len(data[: int(tail.rstrip(")"))].decode(errors="replace"))
+            return Break(words=f"{head} {place(text, at)}")
+        return Break(words="text that ends early" if cut else tail, cut=cut)
     return Break(words="a value that is out of range")
-
-
-def _place(data: bytes, offset: int) -> str:
-    before = data[:offset]
-    return f"at line {before.count(NEWLINE) + 1}, column {offset - before.rfind(NEWLINE)}"
 
 
 def _in_pieces(data: bytes | msgspec.Raw) -> Json:

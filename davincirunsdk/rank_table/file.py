@@ -42,6 +42,14 @@ SETTLE = 0.05
 PROGRESS = 10.0
 """Seconds between two progress lines."""
 
+STALE = 60.0
+"""Age in seconds from which an empty or cut file is nobody's work in progress.
+
+Where nobody is known to be writing it, it is then waited for as long as for a missing one."""
+
+MOST_BYTES = 64 << 20
+"""Size of the largest table that is read: HCCL's own of 131,072 devices fits in 32 MB."""
+
 UNCHANGED = 3.0
 """Seconds for which text that more writing cannot turn into JSON must stand still to be an error.
 
@@ -71,7 +79,8 @@ class _State(Enum):
     MISSING_FOLDER = 1
     MISSING = 2
     WAITING = 3
-    BROKEN = 4
+    CUT = 4
+    BROKEN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +129,9 @@ async def wait_for(
             now = loop.time()
             if look.state is _State.BROKEN and max(now - changed, look.age) >= UNCHANGED:
                 break  # the parser says what is wrong with it
+            nobodys = look.state is _State.CUT and look.age >= STALE
+            if nobodys and patience.missing < patience.limit and now - started >= patience.missing:
+                break
             _give_up(path, named_by, look, patience, waited=now - started)
             limit = _limit(look.state, patience)
             if now >= next_line:
@@ -141,10 +153,7 @@ def _parse(data: bytes, path: str) -> RankTable:
 
 def _look(path: Path) -> _Look:
     try:
-        info = path.stat()
-        if stat.S_ISDIR(info.st_mode):
-            raise RankTableError(f"rank table {path}: found a folder; expected a file", path=str(path))
-        data = path.read_bytes()
+        info, data = read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         if os.path.isdir(path.parent):
             return _Look(state=_State.MISSING, words="the file does not exist yet")
@@ -159,6 +168,53 @@ def _look(path: Path) -> _Look:
         return _Look(state=_State.WAITING, words=f"it cannot be read ({error.strerror})")
     state, words = _judge(data)
     return _Look(state=state, words=words, age=time.time() - info.st_mtime, data=data)
+
+
+def read_file(path: Path) -> tuple[os.stat_result, bytes]:
+    """Read a table file, and nothing that is not one: a pipe may never end, a device neither.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What the kernel says about it, and its bytes.
+
+    Raises:
+        RankTableError: It is not a regular file, or larger than any table.
+        OSError: It cannot be read.
+    """
+    # The opening of a pipe would wait for its writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode):
+            raise RankTableError(
+                f"rank table {path}: found {_kind(info.st_mode)}; expected a regular file: write the table "
+                "to one and name that",
+                path=str(path),
+            )
+        with open(handle, "rb", closefd=False) as file:
+            data = file.read(MOST_BYTES + 1)
+    finally:
+        os.close(handle)
+    if len(data) > MOST_BYTES:
+        raise RankTableError(
+            f"rank table {path}: found more than {MOST_BYTES >> 20} MiB; expected at most that, for the "
+            "table of a job of 131,072 devices has half of it: name the right file",
+            path=str(path),
+        )
+    return info, data
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something that is not a file")
 
 
 def _look_again(path: Path, watch: _Changes) -> _Look:
@@ -179,8 +235,8 @@ def _judge(data: bytes) -> tuple[_State, str]:
     except (msgspec.DecodeError, ValueError, RecursionError):  # not all versions make them one family
         why = broken(data)
         if why.cut:
-            return _State.WAITING, f"it is written only in part so far ({why.words})"
-        return _State.BROKEN, f"it is no valid JSON so far ({why.words})"
+            return _State.CUT, f"it is written only in part so far ({why.words})"
+        return _State.BROKEN, f"it is not valid JSON so far ({why.words})"
     if isinstance(top.status, str) and top.status.lower() not in READY:
         return _State.WAITING, f"its status is {show(top.status)}"
     return _State.READY, ""

@@ -6,10 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from davincirunsdk.cluster import printable
 from davincirunsdk.errors import RankTableError
 
 if TYPE_CHECKING:
     from davincirunsdk.rank_table.table import Json
+
+MOST_KEPT = 1000
+"""Faults after which a text is not looked at any further: one wrong rule can make one per device."""
 
 MOST_LISTED = 50
 """Findings written out in one message; a table with one wrong rule can have a fault per device."""
@@ -48,6 +52,10 @@ class Finding:
         return f"{place}found {self.found}; expected {self.expected}"
 
 
+class TooManyFaults(Exception):
+    """Ends the reading of a text; never leaves this package."""
+
+
 class Findings:
     """Collects what the readers and rules find in one text."""
 
@@ -57,8 +65,14 @@ class Findings:
         self.rewrite = False  # HCCL would refuse the text as it stands, though its content is right
 
     def fault(self, where: str, found: str, expected: str) -> None:
-        """Note something that makes the table unusable."""
+        """Note something that makes the table unusable.
+
+        Raises:
+            TooManyFaults: Enough is known of this table.
+        """
         self.faults.append(Finding(where=where, found=found, expected=expected))
+        if len(self.faults) >= MOST_KEPT:
+            raise TooManyFaults
 
     def warn(self, where: str, found: str, expected: str) -> None:
         """Note something odd that does not keep the table from being used."""
@@ -75,7 +89,8 @@ def report(findings: list[Finding], path: str | None) -> str:
     name = path if path is not None else "the given text"
     if len(findings) == 1:
         return f"rank table {name}: {findings[0]}"
-    lines = [f"rank table {name} has {len(findings)} faults:"]
+    counted = f"{MOST_KEPT} faults or more" if len(findings) >= MOST_KEPT else f"{len(findings)} faults"
+    lines = [f"rank table {name} has {counted}:"]
     lines += [f"  {finding}" for finding in findings[:MOST_LISTED]]
     if len(findings) > MOST_LISTED:
         lines.append(f"  ... and {len(findings) - MOST_LISTED} more")
@@ -91,8 +106,7 @@ def show(value: Json | Missing) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     dumped = json.dumps(value, ensure_ascii=False)
-    # A file must not be able to steer the terminal that the message is shown on.
-    text = "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in dumped[:100])
+    text = printable(dumped[:100])
     if len(dumped) > 100:
         return f"{text[:60]}... ({len(dumped)} characters)"
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

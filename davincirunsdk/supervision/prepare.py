@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from davincirunsdk.cluster import WorkerSpec
+from davincirunsdk.cluster import WorkerSpec, file_name
 from davincirunsdk.environment.worker import folders_of, scheduler_environment, worker_environment
 from davincirunsdk.errors import PlatformError, WorkerSpawnError
 from davincirunsdk.leftovers.mark import JOB_MARK
@@ -153,7 +153,7 @@ def prepare(
     if _has_scheduler(options, cluster):
         endings.insert(0, "-scheduler.txt")
     try:
-        name = options.name or cluster.job_id.replace(os.sep, "_")
+        name = options.name or file_name(cluster.job_id)
         job_id, (events, *files) = open_log_files(
             log_dir, name, ["-events.jsonl", *endings], lambda path: _open_log(path, options, on_trouble)
         )

@@ -599,7 +599,7 @@ def test_a_flood_of_faults_stays_readable() -> None:
         parse(json.dumps(document))
     lines = str(caught.value).splitlines()
     assert len(lines) == 52
-    assert lines[-1] == f"  ... and {15999 + 15992 - 50} more"
+    assert lines[-1] == "  ... and 950 more"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def test_check_lists_all_faults() -> None:
     assert lines[2] == f"{at('v1_0_devices_0_and_4')}: v1.0, 1 node, 2 devices; no fault"
     assert (
         lines[3]
-        == f"{at('broken_cut')}: fault: found no valid JSON: the text ends early; expected a JSON object"
+        == f"{at('broken_cut')}: fault: found invalid JSON: text that ends early: this '[' is not closed at "
+        "line 7, column 14 (\"device\": [); expected a ']' for it"
     )
 
 

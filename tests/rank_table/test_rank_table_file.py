@@ -162,7 +162,7 @@ async def test_cut_file_is_no_format_error(tmp_path: Path) -> None:
     path = tmp_path / "hccl.json"
     path.write_bytes(READY[:100])
     os.utime(path, (1, 1))
-    with pytest.raises(RankTableTimeoutError, match=r"written only in part so far \(the text ends early\)"):
+    with pytest.raises(RankTableTimeoutError, match=r"written only in part so far \(text that ends early"):
         await read(path, Patience(limit=0.5, missing=0.5, missing_folder=0.5))
 
 
@@ -188,7 +188,7 @@ async def test_broken_file_is_an_error_soon(tmp_path: Path, old: bool) -> None:
     path.write_bytes(sample("broken_comma"))
     if old:
         os.utime(path, (1, 1))
-    with pytest.raises(RankTableError, match="trailing comma in object at line 17, column 5") as caught:
+    with pytest.raises(RankTableError, match="a comma with nothing after it at line 16, column 20") as caught:
         await read(path)
     assert not isinstance(caught.value, TimeoutError)
 
@@ -216,7 +216,7 @@ async def test_wrong_path_is_an_error_soon(tmp_path: Path) -> None:
 
 async def test_folder_in_place_of_the_file(tmp_path: Path) -> None:
     """A folder of the file's name is an error at once."""
-    with pytest.raises(RankTableError, match="found a folder; expected a file"):
+    with pytest.raises(RankTableError, match="found a folder; expected a regular file"):
         await read(tmp_path)
 
 
