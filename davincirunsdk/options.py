@@ -25,6 +25,7 @@ from davincirunsdk.steps.shapes import parse_pattern
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MeetChoice = Literal["auto", "off", "require"]
 ColourChoice = Literal["auto", "always", "never"]
 C = TypeVar("C", bound=Callable[..., object])
 T = TypeVar("T")
@@ -58,6 +59,11 @@ class NodeKeywords(JobKeywords, total=False):
     node_rank: int | None
     master_addr: str | None
     ignore_platform: bool
+    meet: MeetChoice
+    meet_port: int | None
+    meet_timeout: float
+    meet_key_file: str | os.PathLike[str] | None
+    leave_after: float | None
 
 
 def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -376,6 +382,14 @@ class JobOptions(Wish):
             or `eta` as wanted; without names the first group is the step, the second the total.
         lost_after: Seconds without a sign of another node after which it counts as lost, and after
             which a node that was cut off ends its workers; at least 1. Ray has its own.
+        meet: Whether launchers that were started apart, one on each node, meet at node 0 to end the job
+            as one: `auto` where they can, `off`, or `require`, without which the job fails.
+        meet_port: Port of node 0 for it; by default the one after the rendezvous port.
+        meet_timeout: Seconds in which all nodes have to come; workers do not wait for it.
+        meet_key_file: File with a text that all nodes share, so that nobody else gets in; by default
+            the variable DAVINCIRUN_MEET_KEY.
+        leave_after: Seconds that the launcher of a healthy node stays after a job that failed on
+            another; by default 30 where MindCluster recovers jobs, else 0.
         display: What is shown of the workers' output.
     """
 
@@ -394,6 +408,11 @@ class JobOptions(Wish):
     log_limit: int | None = option(None, number(1))
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
     lost_after: float = option(30.0, _silence)
+    meet: MeetChoice = option("auto", one_of(("auto", "off", "require")))
+    meet_port: int | None = option(None, number(1, 65535))
+    meet_timeout: float = option(600.0, seconds)
+    meet_key_file: Path | None = option(None, absolute)
+    leave_after: float | None = option(None, seconds)
     display: Display = field(default_factory=Display)
 
     @classmethod

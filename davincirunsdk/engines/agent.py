@@ -276,7 +276,8 @@ class _Outbox:
 
 
 def _manager(plan: NodePlan, table: Path | None) -> FMKManager:
-    options = plan.options
+    # One meeting is enough: the driver's.
+    options = replace(plan.options, meet="off")
     if table is not None:
         options = replace(options, rank_table=table, nproc_per_node=None)
     return FMKManager.from_options(options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.errors import RankTableError
 from davincirunsdk.supervision.verdict import choose_exit_code
@@ -14,7 +14,6 @@ from davincirunsdk.types import JobState, RunResult, WorkerFailure, WorkerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from davincirunsdk.engines.driver import Member
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
     from davincirunsdk.types import WorkerStatus
@@ -73,8 +72,40 @@ def _super_pod(table: RankTable) -> str:
     return str(pod.get("super_pod_id")) if isinstance(pod, dict) else ""
 
 
+class NodePart(Protocol):
+    """One node's part of a job, as far as a verdict needs it: a driver's `Member`, or a node of a meeting."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def node_rank(self) -> int:
+        """Place in the job."""
+
+    @property
+    def facts(self) -> NodeFacts:
+        """What is known of the node."""
+
+    @property
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """As last reported."""
+
+    @property
+    def auxiliaries(self) -> tuple[WorkerStatus, ...]:
+        """As last reported."""
+
+    @property
+    def result(self) -> RunResult | None:
+        """How it ended, None while it goes on."""
+
+    @property
+    def lost(self) -> str:
+        """Why it is lost, "" while it is not."""
+
+
 def judge(
-    members: Sequence[Member], troubled: Sequence[Member], *, job_id: str, began: float
+    members: Sequence[NodePart], troubled: Sequence[NodePart], *, job_id: str, began: float
 ) -> tuple[RunResult, str]:
     """Join the nodes' results.
 
@@ -135,13 +166,13 @@ def judge(
     return result, report
 
 
-def _failures(members: Sequence[Member], troubled: Sequence[Member]) -> tuple[WorkerFailure, ...]:
+def _failures(members: Sequence[NodePart], troubled: Sequence[NodePart]) -> tuple[WorkerFailure, ...]:
     found: list[WorkerFailure] = []
     for member in dict.fromkeys([*troubled, *members]):
         if member.result is not None:
             # A node calls itself by its own host's name, which Ray or Slurm need not know.
             found += [replace(failure, node=member.facts.host) for failure in member.result.failures]
-        elif member.lost and member.workers:
+        elif member.lost:
             found.append(_loss(member))
     if not found:
         return ()
@@ -150,7 +181,7 @@ def _failures(members: Sequence[Member], troubled: Sequence[Member]) -> tuple[Wo
     return order(tuple(found))
 
 
-def _loss(member: Member) -> WorkerFailure:
+def _loss(member: NodePart) -> WorkerFailure:
     ranks = [worker.rank for worker in member.workers]
     return WorkerFailure(
         rank=-1,
@@ -161,14 +192,14 @@ def _loss(member: Member) -> WorkerFailure:
         pid=None,
         exit_code=None,
         ended=time.time(),
-        log_path=member.workers[0].log_path.parent,
+        log_path=member.workers[0].log_path.parent if ranks else Path(),
         tail=(),
-        reason=f"ranks {ranks[0]}-{ranks[-1]} were there: {member.lost}",
+        reason=f"ranks {ranks[0]}-{ranks[-1]} were there: {member.lost}" if ranks else member.lost,
         name=f"node {member.node_rank}",
     )
 
 
-def _workers(member: Member) -> tuple[WorkerStatus, ...]:
+def _workers(member: NodePart) -> tuple[WorkerStatus, ...]:
     if member.result is not None:
         return member.result.workers
     return tuple(

@@ -70,6 +70,10 @@ class Channel:
         kinds = reduce(or_, accepts, Beat)
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kinds, dec_hook=_decode)
 
+    def allow(self, most_bytes: int) -> None:
+        """Change the size of a message that may come: the other side is known now."""
+        self._most_bytes = most_bytes
+
     async def receive(self, silence: float) -> Message:
         """Wait for the next message that is not a beat.
 
@@ -134,7 +138,8 @@ class Channel:
 
     def abort(self) -> None:
         """Close the link at once."""
-        self._writer.transport.abort()
+        if not self._writer.transport.is_closing():
+            self._writer.transport.abort()
 
     def _write(self, data: bytes) -> None:
         if not self._writer.is_closing():

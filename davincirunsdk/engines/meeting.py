@@ -1,0 +1,252 @@
+"""Launchers that start apart meet at node 0, so that a job on several nodes ends as one.
+
+What passes is what an agent tells its driver, as the same messages: who fails or wants to stop, and
+how each node's part ended. Node 0 says when all have to stop, and judges for all. Nothing waits for a
+meeting, and where there is none, each node's launcher does what it does alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from davincirunsdk.concurrency import in_thread, in_thread_or_here
+from davincirunsdk.engines.joint import judge
+from davincirunsdk.engines.messages import NodeFacts, NodeReport
+from davincirunsdk.engines.wire import Message
+from davincirunsdk.errors import PlatformError
+from davincirunsdk.types import RunResult  # noqa: TC001 # the wire reads this annotation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from davincirunsdk.engines.admission import Identity
+    from davincirunsdk.types import WorkerStatus
+
+logger: logging.Logger = logging.getLogger("davincirunsdk")
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+REMINDER = 60.0
+"""Seconds between two lines about who has not come yet."""
+
+MOST_BYTES = 16 << 20
+"""Size of a message of a node that is in: its result, with the last lines of every rank that failed."""
+
+
+class Told(Message, frozen=True):
+    """A node tells node 0 what happened there; see `NodeAgent.report`, whose words these are."""
+
+    report: NodeReport
+
+
+class Halt(Message, frozen=True):
+    """Node 0 tells a node to stop its workers."""
+
+    reason: str
+
+
+class Verdict(Message, frozen=True):
+    """How the job ended, the same for all; the last that node 0 says."""
+
+    result: RunResult
+    report: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Part:
+    """One node of the job, as far as it is known here; `joint.judge` takes it as it does a `Member`."""
+
+    node_rank: int
+    facts: NodeFacts
+    workers: tuple[WorkerStatus, ...] = ()
+    auxiliaries: tuple[WorkerStatus, ...] = ()
+    result: RunResult | None = None
+    lost: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"node {self.node_rank} ({self.facts.host})"
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more is to be heard of it."""
+        return self.result is not None or bool(self.lost)
+
+
+def part(node_rank: int, host: str) -> Part:
+    """Make the part of a node of which no more is known than its place and its host's name."""
+    facts = NodeFacts(host=host, address="", port=0, devices=0, table="", version="")
+    return Part(node_rank=node_rank, facts=facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a meeting goes by.
+
+    Attributes:
+        identity: Who this launcher is.
+        places: Addresses or names of node 0, the likeliest first.
+        port: Where it listens.
+        names: Names of all nodes' hosts, as far as they are known.
+        known: Addresses that nodes may come from, None if they are not all known.
+        required: The job must not run without a meeting.
+        timeout: Seconds to wait for all nodes.
+        lost_after: Seconds of silence after which a node is lost.
+        grace_period: Seconds that workers have from SIGTERM to SIGKILL.
+        leave_after: Seconds that a healthy node stays after a job that failed elsewhere.
+    """
+
+    identity: Identity
+    places: tuple[str, ...]
+    port: int
+    names: tuple[str, ...]
+    known: frozenset[str] | None
+    required: bool
+    timeout: float
+    lost_after: float
+    grace_period: float
+    leave_after: float
+
+
+class Meeting(ABC):
+    """This launcher's side of a meeting. All methods belong to the loop's thread.
+
+    Args:
+        terms: What it goes by.
+        stop: Called with the reason when the workers here have to stop.
+        say: Takes a line for people.
+        workers: Gives the workers here as they stand.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        *,
+        stop: Callable[[str], None],
+        say: Callable[[str], None],
+        workers: Callable[[], tuple[WorkerStatus, ...]],
+    ) -> None:
+        self._terms = terms
+        self._stop = stop
+        self._say = say
+        self._workers = workers
+        self._own = part(terms.identity.node_rank, terms.identity.host)
+        self._began = time.time()
+        self._error: PlatformError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hurry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Begin; returns without waiting for anybody.
+
+        Raises:
+            PlatformError: There can be no meeting, and it is required.
+        """
+
+    @abstractmethod
+    def note_started(self) -> None:
+        """Hear that the workers here run."""
+
+    @abstractmethod
+    def note_stop(self, reason: str) -> None:
+        """Hear that the workers here are stopped, and why: told in the moment in which it is known."""
+
+    async def conclude(self, result: RunResult, report: str) -> tuple[RunResult, str]:
+        """Say how this node's part ended, and wait for the verdict over all nodes.
+
+        Args:
+            result: Of this node alone.
+            report: The same.
+
+        Returns:
+            The result, with state, failures and exit code of the whole job, and its report; what was
+            given where there was no meeting.
+
+        Raises:
+            PlatformError: This node does not fit into the job, or there was no meeting and one is
+                required.
+        """
+        self._own.result = result
+        found = await self._conclude()
+        if self._error is not None:
+            raise self._error
+        if found is None:
+            return result, report
+        joint, joint_report = found
+        if joint.failures and not result.failures:
+            await self._within(self._terms.leave_after)
+        return replace(
+            result, state=joint.state, exit_code=joint.exit_code, failures=joint.failures
+        ), joint_report
+
+    def hurry(self) -> None:
+        """Wait for nobody any more."""
+        if not self._hurry.done():
+            self._hurry.set_result(None)
+
+    async def close(self) -> None:
+        """End all that belongs to the meeting; nothing is sent any more."""
+        self.hurry()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @abstractmethod
+    async def _conclude(self) -> tuple[RunResult, str] | None:
+        """Bring about the verdict, None where there was no meeting."""
+
+    def _begin(self, work: asyncio.Task[None]) -> None:
+        self._tasks.add(work)
+        work.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The job itself needs no meeting.
+            logger.error("the meeting of the nodes has an error of its own", exc_info=error)
+
+    async def _within(self, seconds: float, *futures: asyncio.Future[None]) -> None:
+        """Wait for one of the futures, unless there is a hurry."""
+        await asyncio.wait({self._hurry, *futures}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _fail(self, error: PlatformError) -> None:
+        """End the job here for a reason that is not the workers'."""
+        if self._error is None:
+            self._error = error
+            self._stop(str(error))
+
+    def _do_without(self, why: str) -> None:
+        """Say that there is no meeting, or end the job where it needs one."""
+        if self._terms.required:
+            self._fail(PlatformError(f"no meeting of the nodes, which --meet require asks for: {why}"))
+        else:
+            self._say(f"no meeting of the nodes: {why}; each node's launcher ends by itself")
+
+    async def _judge(self, parts: Sequence[Part], troubled: Sequence[Part]) -> tuple[RunResult, str]:
+        own = self._own.result
+        assert own is not None
+        return await in_thread_or_here(lambda: judge(parts, troubled, job_id=own.job_id, began=self._began))
+
+
+async def resolved(names: Sequence[str]) -> frozenset[str]:
+    """Look up the addresses of hosts; those that cannot be looked up have none."""
+    import socket
+
+    def look_up() -> frozenset[str]:
+        found: set[str] = set()
+        for name in names:
+            with contextlib.suppress(OSError, UnicodeError):
+                found |= {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+        return frozenset(found)
+
+    return await in_thread(look_up)

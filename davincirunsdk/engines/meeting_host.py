@@ -1,0 +1,295 @@
+"""Node 0 of a meeting: lets the other nodes in, stops all when one has to stop, and judges for all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from davincirunsdk import __version__
+from davincirunsdk.engines import admission
+from davincirunsdk.engines.admission import Challenge, Declined, Introduction
+from davincirunsdk.engines.meeting import (
+    BEAT,
+    MOST_BYTES,
+    REMINDER,
+    Halt,
+    Meeting,
+    Part,
+    Told,
+    Verdict,
+    part,
+    resolved,
+)
+from davincirunsdk.engines.wire import Channel, LinkEnded
+from davincirunsdk.host import addresses
+
+if TYPE_CHECKING:
+    from davincirunsdk.engines.messages import NodeReport
+    from davincirunsdk.types import RunResult
+
+_STRANGERS = 8
+"""Connections that may be on their way in; the oldest gives way to a new one."""
+
+_LINES = 8
+"""Lines about those who were not let in."""
+
+_SLACK = 15.0
+"""Seconds after the grace period in which a node has to say that its workers are gone."""
+
+_LAST_WORD = 2.0
+"""Seconds for the verdict to get out."""
+
+
+class HostMeeting(Meeting):
+    """See `Meeting`."""
+
+    _server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen; see `Meeting.open`."""
+        self._parts: dict[int, Part] = {0: self._own}
+        self._links: dict[Part, Channel] = {}
+        self._coming: dict[asyncio.Task[None], Channel] = {}
+        self._troubled: list[Part] = []
+        self._halted = ""
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines = 0
+        terms = self._terms
+        try:
+            self._server = await asyncio.start_server(
+                self._on_connection, await self._bindable(), terms.port, limit=1 << 16
+            )
+        except OSError as error:
+            self._do_without(
+                f"port {terms.port} of this host cannot be had ({error.strerror}): give another on all nodes "
+                "with --meet-port"
+            )
+            if self._error is not None:
+                raise self._error from None
+            return
+        if not terms.identity.key and terms.known is None:
+            self._say(
+                f"the meeting at port {terms.port} takes the first {terms.identity.nnodes - 1} launchers "
+                f"that say they are of this job: set {admission.KEY_VARIABLE} on all nodes to be sure"
+            )
+        self._begin(asyncio.ensure_future(self._await_all()))
+
+    def note_started(self) -> None:
+        """See `Meeting.note_started`; node 0 knows its own workers."""
+
+    def note_stop(self, reason: str) -> None:
+        """See `Meeting.note_stop`."""
+        self._trouble(self._own, reason)
+
+    async def close(self) -> None:
+        """Listen no more; see `Meeting.close`."""
+        if self._server is not None:
+            self._server.close()
+        await super().close()
+        for channel in self._links.values():
+            channel.close()
+
+    async def _conclude(self) -> tuple[RunResult, str] | None:
+        result = self._own.result
+        assert result is not None
+        self._own.workers, self._own.auxiliaries = result.workers, result.auxiliaries
+        if result.failures:
+            self._trouble(self._own, "a worker failed")
+        if self._terms.required and self._error is None and self._absent():
+            # Those who have not come by now would have been named at the time limit.
+            self._do_without(f"{self._absent()} had not come when the workers of node 0 had ended")
+        while (going := self._going()) and not self._hurry.done():
+            if self._error is not None:
+                self._halt(str(self._error))
+            late = self._deadline - time.monotonic() if self._halted else None
+            if late is not None and late <= 0:
+                for one in going:
+                    self._lose(one, "it did not say in time that its workers are gone")
+                break
+            await asyncio.wait({self._change, self._hurry}, timeout=late, return_when=asyncio.FIRST_COMPLETED)
+        if len(self._parts) == 1:
+            return None
+        parts = [self._parts[node_rank] for node_rank in sorted(self._parts)]
+        joint, report = await self._judge(parts, self._troubled)
+        links = list(self._links.values())
+        for channel in links:
+            channel.send(Verdict(joint, report))
+            channel.end_sending()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(link.drain() for link in links)), _LAST_WORD)
+        return joint, report
+
+    def _going(self) -> list[Part]:
+        return [one for one in self._parts.values() if not one.ended]
+
+    async def _bindable(self) -> str | None:
+        """Give this host's own address that the others use, None for all where that is not known."""
+        place = self._terms.places[0]
+        found = await resolved([place])
+        own = {one for one in found if one in addresses.own()}
+        if own:
+            return min(own)
+        return "127.0.0.1" if place in ("127.0.0.1", "localhost") else None
+
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = str((writer.get_extra_info("peername") or ("?",))[0])
+        channel = Channel(reader, writer, accepts=(Introduction, Told), most_bytes=admission.MOST_BYTES)
+        known = self._terms.known
+        if not self._terms.identity.key and known is not None and peer not in known:
+            channel.abort()
+            return
+        while len(self._coming) >= _STRANGERS:
+            oldest = next(iter(self._coming))
+            self._coming.pop(oldest).abort()
+            oldest.cancel()
+        task = asyncio.ensure_future(self._receive(channel, peer))
+        self._coming[task] = channel
+        self._begin(task)
+        task.add_done_callback(lambda task: self._coming.pop(task, None))
+
+    async def _receive(self, channel: Channel, peer: str) -> None:
+        """See a connection through, from its first word to its end."""
+        guest: Part | None = None
+        try:
+            guest = await self._admit(channel, peer)
+            if guest is None:
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            self._coming.pop(task, None)
+            channel.allow(MOST_BYTES)
+            beating = asyncio.ensure_future(channel.beat(BEAT))
+            try:
+                while True:
+                    message = await channel.receive(self._terms.lost_after)
+                    if isinstance(message, Told):
+                        self._take(guest, message.report)
+            finally:
+                beating.cancel()
+        except LinkEnded as end:
+            if guest is not None:
+                self._lose(guest, str(end))
+        finally:
+            channel.close()
+
+    async def _admit(self, channel: Channel, peer: str) -> Part | None:
+        """Let a node in, None if it is not.
+
+        Raises:
+            LinkEnded: It has gone, or said something else.
+        """
+        own = self._terms.identity
+        asked: Challenge = admission.challenge()
+        channel.send(asked)
+        guest = await channel.receive(admission.PATIENCE)
+        if not isinstance(guest, Introduction):
+            return None
+        declined = self._objection(asked, guest, peer)
+        if declined is not None:
+            channel.send(declined)
+            await asyncio.wait_for(channel.drain(), admission.PATIENCE)
+            return None
+        new = part(guest.node_rank, guest.host)
+        self._parts[guest.node_rank] = new
+        self._links[new] = channel
+        channel.send(admission.welcome(own, guest))
+        if self._halted:
+            channel.send(Halt(self._halted))
+        self._wake()
+        return new
+
+    def _objection(self, asked: Challenge, guest: Introduction, peer: str) -> Declined | None:
+        own = self._terms.identity
+        there = f"node {guest.node_rank} ({guest.host}, {peer})"
+        if guest.version != __version__:
+            return self._refuse(
+                f"{there} has davincirunsdk {guest.version}, {own.name} {__version__}: install one version"
+            )
+        if not admission.is_genuine(own, asked, guest):
+            return self._refuse(
+                f"{there} has another key than {own.name}, or one of them has none: set "
+                f"{admission.KEY_VARIABLE} or --meet-key-file alike on all nodes"
+            )
+        if why := admission.contradiction(own, guest):
+            return self._refuse(why, clash=True)
+        known = self._parts.get(guest.node_rank)
+        if known is not None and known.lost:
+            return Declined(why=f"{known.name} was lost to this job, which is ending", later=True)
+        if known is not None:
+            return self._refuse(
+                f"{guest.host} ({peer}) says that it is node {guest.node_rank}, and so does "
+                f"{known.facts.host}: give each node a rank of its own with --node-rank",
+                clash=True,
+            )
+        return None
+
+    def _refuse(self, why: str, *, clash: bool = False) -> Declined:
+        self._lines += 1
+        if self._lines <= _LINES:
+            self._say(f"not let in to the meeting: {why}")
+        return Declined(why=why, clash=clash)
+
+    def _take(self, guest: Part, report: NodeReport) -> None:
+        if report.workers:
+            guest.workers, guest.auxiliaries = report.workers, report.auxiliaries
+        for event in report.events:
+            if event.kind == "stopping":
+                self._trouble(guest, event.detail)
+        if report.result is not None and not guest.ended:
+            guest.result = report.result
+            if report.result.failures:
+                self._trouble(guest, "a worker failed")
+        self._wake()
+
+    def _lose(self, guest: Part, why: str) -> None:
+        if guest.ended:
+            return
+        guest.lost = why
+        self._say(f"{guest.name} was lost: {why}")
+        self._trouble(guest, "its launcher was lost")
+        self._wake()
+
+    def _trouble(self, one: Part, reason: str) -> None:
+        if one not in self._troubled:
+            self._troubled.append(one)
+        self._halt(f"{reason} on {one.name}", but=one)
+
+    def _halt(self, reason: str, but: Part | None = None) -> None:
+        """Have all nodes stop, once."""
+        if self._halted:
+            return
+        self._halted = reason
+        self._deadline = time.monotonic() + self._terms.grace_period + _SLACK
+        for guest, channel in self._links.items():
+            if guest is not but and not guest.ended:
+                channel.send(Halt(reason))
+        if but is not self._own:
+            self._stop(reason)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._change.done():
+            self._change.set_result(None)
+        self._change = asyncio.get_running_loop().create_future()
+
+    def _absent(self) -> str:
+        absent = [rank for rank in range(self._terms.identity.nnodes) if rank not in self._parts]
+        return ", ".join(f"node {rank} ({self._terms.names[rank]})" for rank in absent)
+
+    async def _await_all(self) -> None:
+        """Say each minute who has not come yet, and give them up at last."""
+        began = time.monotonic()
+        end, reminder = began + self._terms.timeout, began + REMINDER
+        while self._absent() and (now := time.monotonic()) < end:
+            if now >= reminder:
+                self._say(
+                    f"no meeting yet with {self._absent()}: expected at port {self._terms.port} of this host"
+                )
+                reminder = now + REMINDER
+            await self._within(min(end, reminder) - now, self._change)
+            if self._hurry.done():
+                return
+        if self._absent():
+            self._do_without(f"{self._absent()} never came within {self._terms.timeout:g} s")
