@@ -196,10 +196,11 @@ class Meeting(ABC):
     async def close(self) -> None:
         """End all that belongs to the meeting; nothing is sent any more."""
         self.hurry()
-        for task in self._tasks:
+        tasks = set(self._tasks)
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
     @abstractmethod
     async def _conclude(self) -> tuple[RunResult, str] | None:

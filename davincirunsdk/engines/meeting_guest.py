@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import anyio
+
 from davincirunsdk import __version__
 from davincirunsdk.engines import admission
 from davincirunsdk.engines.admission import Challenge, Declined, Welcome
@@ -152,10 +154,9 @@ class GuestMeeting(Meeting):
         # IPv4 first: what node 0 listens at where it has both.
         address = min(found, key=lambda one: (":" in one, one))
         try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(address, self._terms.port, limit=1 << 16), admission.PATIENCE
-            )
-        except asyncio.TimeoutError:
+            with anyio.fail_after(admission.PATIENCE):
+                reader, writer = await asyncio.open_connection(address, self._terms.port, limit=1 << 16)
+        except TimeoutError:
             raise _NotNow("timed out") from None
         except OSError as error:
             raise _NotNow(error.strerror or str(error)) from None

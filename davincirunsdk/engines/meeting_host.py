@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING
+
+import anyio
 
 from davincirunsdk import __version__
 from davincirunsdk.engines import admission
@@ -117,8 +118,8 @@ class HostMeeting(Meeting):
         for channel in links:
             channel.send(Verdict(joint, report))
             channel.end_sending()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(link.drain() for link in links)), _LAST_WORD)
+        with anyio.move_on_after(_LAST_WORD):
+            await asyncio.gather(*(link.drain() for link in links))
         return joint, report
 
     def _going(self) -> list[Part]:
@@ -189,7 +190,8 @@ class HostMeeting(Meeting):
         declined = self._objection(asked, guest, peer)
         if declined is not None:
             channel.send(declined)
-            await asyncio.wait_for(channel.drain(), admission.PATIENCE)
+            with anyio.move_on_after(admission.PATIENCE):
+                await channel.drain()
             return None
         new = part(guest.node_rank, guest.host)
         self._parts[guest.node_rank] = new

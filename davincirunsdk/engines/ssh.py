@@ -21,6 +21,8 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
+
 from davincirunsdk import __version__
 from davincirunsdk.concurrency import Patience, in_thread, shield
 from davincirunsdk.engines.calls import (
@@ -357,8 +359,9 @@ class _SshNode:
             PlatformError: That does not succeed; says why and what to do.
         """
         try:
-            await asyncio.wait_for(self._open(program, python, environment), _ANSWER_PATIENCE)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(_ANSWER_PATIENCE):
+                await self._open(program, python, environment)
+        except TimeoutError:
             raise PlatformError(
                 f"timed out: no answer within {_ANSWER_PATIENCE:g} s{self._last_noise()}; expected an agent "
                 f"there: try `{shlex.join([*program, self.host, 'true'])}`"

@@ -10,6 +10,7 @@ from operator import or_
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import anyio
 import msgspec
 
 from davincirunsdk import errors
@@ -84,10 +85,12 @@ class Channel:
             LinkEnded: The other side is gone, or sent something else than messages.
         """
         while True:
-            try:
-                message = await asyncio.wait_for(self._read(), silence)
-            except asyncio.TimeoutError:
-                raise LinkEnded(f"no sign of it for {silence:g} s") from None
+            # Not wait_for, which before Python 3.12 may lose a cancellation.
+            message: Message | None = None
+            with anyio.move_on_after(silence):
+                message = await self._read()
+            if message is None:
+                raise LinkEnded(f"no sign of it for {silence:g} s")
             if not isinstance(message, Beat):
                 return message
 
