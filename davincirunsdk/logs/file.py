@@ -43,7 +43,7 @@ class LogFile:
         self.path = path
         self.size: int = 0
         self.lost: int = 0
-        self._on_trouble = on_trouble
+        self.on_trouble = on_trouble
         self._warned = False
         self._file = _open_locked(path)
         self._direct = -1
@@ -110,14 +110,14 @@ class LogFile:
                 os.close(self._file)
             except OSError as error:
                 # NFS and quotas report some failed writes only here.
-                self._on_trouble(f"closing {self.path}: {os.strerror(error.errno or errno.EIO)}")
+                self.on_trouble(f"closing {self.path}: {os.strerror(error.errno or errno.EIO)}")
             self._file = -1
 
     def warn_once(self, text: str) -> None:
         """Say what is wrong, unless something was said before."""
         if not self._warned:
             self._warned = True
-            self._on_trouble(text)
+            self.on_trouble(text)
 
     def _close_direct(self) -> None:
         if self._direct >= 0:

@@ -99,4 +99,4 @@ class LimitedLogFile(LogFile):
         else:
             self._newest.unlink(missing_ok=True)
             self._before.unlink(missing_ok=True)
-        self._tail = LogFile(self._newest, self._on_trouble)
+        self._tail = LogFile(self._newest, self.on_trouble)

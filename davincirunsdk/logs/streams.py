@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from davincirunsdk.concurrency import call_in_loop, resolve
+from davincirunsdk.logs.spare import Spare
 from davincirunsdk.types import LogBlock, LogLine
 
 if TYPE_CHECKING:
@@ -369,10 +370,14 @@ class LogHub:
 
     Args:
         show: Takes every block for the display, from any pump's thread; must not block.
+
+    Attributes:
+        spare: The job's memory for output that a disk does not take.
     """
 
     def __init__(self, show: Callable[[LogBlock], None] | None) -> None:
         self.show = show
+        self.spare: Spare = Spare()
         self._lock = threading.Lock()
         self._streams: Readers[BlockStream] = Readers()
         self._history: deque[LogBlock] = deque()

@@ -298,6 +298,7 @@ class Worker:
     def give_up_output(self) -> None:
         """Wait no longer for the end of the output."""
         self.pump.give_up()
+        self.pump.count_unwritten()
         resolve(self._output_given_up, None)
 
     def status(self) -> WorkerStatus:
@@ -316,7 +317,7 @@ class Worker:
             log_bytes=self.pump.file.size,
             last_output=self.pump.last_output,
             last_line=self.pump.last_line(),
-            lost_bytes=self.pump.file.lost,
+            lost_bytes=self.pump.lost,
             name=self.spec.name,
             progress=self.pump.progress(),
         )

@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from davincirunsdk import DistributedRuntimeError, FMKManager
+from davincirunsdk.logs.file import LogFile
 from davincirunsdk.logs.limit import LimitedLogFile
 from davincirunsdk.logs.streams import BlockStream, LineCutter, LineStream
 from davincirunsdk.types import LogBlock
@@ -365,37 +367,114 @@ class TestDiskTrouble:
         assert "File too large" in done.stderr
         assert "could not be written to log files" in done.stderr
 
-    async def test_stuck_disk_of_one_worker(self, job_folder: Path) -> None:
-        """A file that blocks every write holds up its own worker only, neither the loop nor a sibling."""
+    @pytest.fixture
+    def standing(self, job_folder: Path) -> Iterator[int]:
+        """A disk that takes 64 KiB of rank 0 and then no more before somebody drinks: a FIFO."""
         log = job_folder / "log"
         log.mkdir()
         stuck = log / f"{os.uname().nodename}-proc-rank-0-device-0.txt"
         os.mkfifo(stuck)
         reader = os.open(stuck, os.O_RDONLY | os.O_NONBLOCK)
-        program = "import os\nfor i in range(32): os.write(1, b'x' * (1 << 16))\nprint('done')"
-        try:
-            async with FMKManager([PY, "-c", program], nproc_per_node=2, grace_period=0.5) as manager:
-                async for line in manager.logs([1]):
-                    if line.text.endswith("done"):
-                        break
-                assert manager.workers[0].state == "RUNNING"
-                stopping = asyncio.ensure_future(manager.stop())
-                while not stopping.done():
-                    # A disk that works again: the pump writes its last bytes and ends.
-                    await asyncio.sleep(0.01)
-                    _drink(reader)
-                _drink(reader)
-                await stopping
-        finally:
-            os.close(reader)
+        yield reader
+        os.close(reader)
+
+    NUMBERED = "import os\nfor i in range({count}): os.write(1, b'%07d\\n' % i * 8192)"
+
+    @pytest.mark.parametrize(("watched", "count"), [(True, 40), (False, 256)])
+    async def test_standing_disk_of_one_worker(self, watched: bool, count: int, standing: int) -> None:
+        """No worker waits, a reader gets its lines, and when the disk goes on it gets all in order."""
+        program = self.NUMBERED.format(count=count)
+        async with FMKManager([PY, "-c", program], nproc_per_node=2) as manager:
+            lines = manager.logs([0]) if watched else None
+            events = manager.events()
+            ended = 0
+            while ended < 2:
+                ended += (await asyncio.wait_for(events.__anext__(), 20)).kind == "exited"
+            if lines is not None:
+                async with lines:
+                    while (await asyncio.wait_for(lines.__anext__(), 20)).text != f"{count - 1:07d}":
+                        pass
+            assert manager.workers[0].log_bytes <= 1 << 17
+            waiting = asyncio.ensure_future(manager.wait())
+            got = b""
+            while not waiting.done():
+                got += _drink(standing)
+                await asyncio.sleep(0.01)
+            got += _drink(standing)
+            result = await waiting
+        assert got == b"".join(b"%07d\n" % i * 8192 for i in range(count))
+        assert result.lost_log_bytes == 0
+
+    async def test_standing_disk_for_longer_than_memory(
+        self, standing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What no memory is left for is counted and said once; the worker goes on."""
+        monkeypatch.setattr("davincirunsdk.logs.spare.SPARE_BYTES", 4 << 20)
+        program = self.NUMBERED.format(count=256)
+        async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
+            async for event in manager.events():
+                if event.kind == "exited":
+                    break
+            waiting = asyncio.ensure_future(manager.wait())
+            got = b""
+            while not waiting.done():
+                got += _drink(standing)
+                await asyncio.sleep(0.01)
+            got += _drink(standing)
+            result = await waiting
+        assert result.exit_code == 0
+        whole = b"".join(b"%07d\n" % i * 8192 for i in range(256))
+        assert whole.startswith(got[: 4 << 20])
+        assert len(got) + result.lost_log_bytes == len(whole)
+        assert sum("stands still" in record.getMessage() for record in caplog.records) == 1
+
+    async def test_standing_disk_in_a_flood(self, job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same where the kernel moves what nobody watches: file and last words are right."""
+        go_on = threading.Event()
+        move = LogFile.move
+
+        def held_up(file: LogFile, pipe: int, size: int) -> int:
+            go_on.wait(30)
+            return move(file, pipe, size)
+
+        monkeypatch.setattr(LogFile, "move", held_up)
+        program = self.NUMBERED.format(count=512)
+        async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
+            async for event in manager.events():
+                if event.kind == "exited":
+                    break
+            go_on.set()
+            result = await manager.wait()
+            blocks = manager.log_blocks()
+            held = sum([len(block.data) async for block in blocks])
+        whole = b"".join(b"%07d\n" % i * 8192 for i in range(512))
+        assert result.workers[0].log_path.read_bytes() == whole
+        assert result.workers[0].last_line == "0000511"
+        assert held + blocks.dropped == len(whole)
+
+    async def test_standing_disk_that_never_goes_on(
+        self, standing: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The job ends all the same, and counts what is not in the file."""
+        monkeypatch.setattr("davincirunsdk.supervision.attempt._DISK_PATIENCE", 1.0)
+        program = self.NUMBERED.format(count=64)
+        async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
+            result = await asyncio.wait_for(manager.wait(), 20)
+        assert result.exit_code == 0
+        assert len(_drink(standing)) + result.lost_log_bytes >= 64 * 65536
+        while threading.active_count() > 1 and any("_carry" in t.name for t in threading.enumerate()):
+            _drink(standing)
+            await asyncio.sleep(0.01)
 
 
-def _drink(fifo: int) -> None:
+def _drink(fifo: int) -> bytes:
+    got = b""
     try:
-        while os.read(fifo, 1 << 20):
-            pass
+        while data := os.read(fifo, 1 << 20):
+            got += data
     except BlockingIOError:
-        return
+        pass
+    return got
 
 
 @given(
