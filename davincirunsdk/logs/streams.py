@@ -53,7 +53,7 @@ class LineCutter:
             # Not the last byte: that may be the first half of "\r\n".
             cut = data.rfind(b"\r", 0, len(data) - 1) + 1
         if len(data) - cut > _LINE_BYTES:
-            cut = _before_torn_character(data)
+            cut = whole_characters(data)
         self._rest = data[cut:]
         return data[:cut] if self._rest else data
 
@@ -63,7 +63,7 @@ class LineCutter:
         return rest
 
 
-def _before_torn_character(data: bytes) -> int:
+def whole_characters(data: bytes) -> int:
     """Length of `data` without a UTF-8 character that is cut off at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]

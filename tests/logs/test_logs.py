@@ -501,6 +501,32 @@ def test_a_limit_keeps_head_and_tail(
         assert len(head) + len(tail) <= limit
 
 
+@pytest.mark.parametrize("line", ["训练 step {}\n", "a {} b\r\n", "{}" + "长" * 700 + "\n", "😀{}" * 9])
+@pytest.mark.parametrize("chunk", [1, 7, 1000, 100_000])
+def test_a_limit_cuts_between_lines(line: str, chunk: int, job_folder: Path) -> None:
+    """Head and tail are whole lines, or whole characters where a line is longer than what is kept."""
+    whole = "".join(
+        line.replace("{}", str(number)) for number in range(40_000 // len(line.encode()))
+    ).encode()
+    file = LimitedLogFile(job_folder / "log.txt", lambda text: None, 5000)
+    for start in range(0, len(whole), chunk):
+        file.write(whole[start : start + chunk])
+    file.close()
+    head, tail = (
+        (job_folder / "log.txt")
+        .read_bytes()
+        .split(f"\n... {file.left_out} bytes left out here by the log limit ...\n".encode())
+    )
+    assert whole == head + whole[len(head) : len(head) + file.left_out] + tail
+    assert len(head) > 100
+    assert len(tail) > 100
+    head.decode()
+    tail.decode()
+    if "\n" in line:
+        assert head.endswith(b"\n")
+        assert whole[: -len(tail)].endswith(b"\n")
+
+
 def test_a_limit_survives_the_loss_of_its_files(job_folder: Path) -> None:
     """Files that vanish while a limited log is written cost their bytes, not the worker."""
     file = LimitedLogFile(job_folder / "log.txt", lambda text: None, 4096)
