@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from davincirunsdk.types import RunResult, WorkerFailure
+    from davincirunsdk.types import FailureReport, RunResult, WorkerFailure
 
 
 class DavinciRunError(Exception):
@@ -20,34 +20,28 @@ class DistributedRuntimeError(DavinciRunError, RuntimeError):
     Its text is the failure report: root cause first, then the other failures.
 
     Attributes:
-        failures: Workers that failed by themselves, root cause first.
-        root_cause: The first of them.
-        exit_code: The root cause's own exit code, 128 + n if signal n ended it.
+        report: The report as data; its `verdict` says how sure the root cause is.
+        failures: Workers that failed by themselves, the most telling first.
+        exit_code: The root cause's own exit code, 128 + n if signal n ended it; without a sure
+            culprit that of the worker that failed first.
         result: The whole result of the job.
     """
 
-    def __init__(
-        self,
-        report: str,
-        *,
-        failures: tuple[WorkerFailure, ...],
-        exit_code: int,
-        result: RunResult | None = None,
-    ) -> None:
-        super().__init__(report)
-        self.failures = failures
-        self.exit_code = exit_code
+    def __init__(self, text: str, *, report: FailureReport, result: RunResult | None = None) -> None:
+        super().__init__(text)
+        self.report = report
+        self.failures: tuple[WorkerFailure, ...] = report.failures
+        self.exit_code: int = report.exit_code
         self.result = result
 
     @property
     def root_cause(self) -> WorkerFailure:
-        """The worker that failed first by itself."""
-        return self.failures[0]
+        """Who failed first by itself, or the best suspect; rank -1 for a node, the scheduler or nobody."""
+        return self.report.root_cause
 
     def __reduce__(self) -> tuple[partial[DistributedRuntimeError], tuple[object, ...]]:
         # Exceptions are pickled by their positional arguments, and so would lose all others.
-        make = partial(type(self), failures=self.failures, exit_code=self.exit_code, result=self.result)
-        return make, self.args
+        return partial(type(self), report=self.report, result=self.result), self.args
 
 
 class RankTableError(DavinciRunError, ValueError):

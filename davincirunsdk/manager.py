@@ -22,7 +22,7 @@ from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import Attempt
 from davincirunsdk.supervision.cause import InternalError, StopWanted
 from davincirunsdk.supervision.prepare import prepare
-from davincirunsdk.supervision.verdict import INTERNAL_ERROR, judge
+from davincirunsdk.supervision.verdict import INTERNAL_ERROR, judge, must_raise
 from davincirunsdk.supervision.worker import spawn_error
 from davincirunsdk.types import Event, JobState, RunResult, Stacks
 
@@ -548,7 +548,7 @@ class FMKManager:
         assert cluster is not None
         seen, now = attempt.seen(), time.time()
         # In a thread: looking through much output takes its time.
-        result, report = await waits.wait(
+        result = await waits.wait(
             in_thread_or_here(
                 lambda: judge(
                     seen,
@@ -560,15 +560,14 @@ class FMKManager:
                 )
             )
         )
-        if result.failures:
-            self._error = DistributedRuntimeError(
-                report, failures=result.failures, exit_code=result.exit_code, result=result
-            )
+        if result.report is not None and must_raise(result.report):
+            self._error = DistributedRuntimeError(result.report.text, report=result.report, result=result)
         if not at_end:
-            self._result = None if result.failures else result
+            self._result = None if self._error is not None else result
             self._tell_decided()
             return
-        cause = f": {result.failures[0].name}, {result.failures[0].reason}" if result.failures else ""
+        blamed = result.report.root_cause if result.report is not None else None
+        cause = f": {blamed.name}, {blamed.reason}" if result.failures and blamed is not None else ""
         if isinstance(self._error, WorkerSpawnError):
             result = replace(result, state=JobState.FAILED, exit_code=self._error.exit_code)
             cause = f": {self._error}"

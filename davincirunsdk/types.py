@@ -398,6 +398,8 @@ class RunResult:
         started: Wall-clock seconds.
         ended: Wall-clock seconds.
         log_dir: Folder of the log files.
+        report: Why it ended so; None when all ended well.
+        accounts: What the judgement of several nodes needs from this one, packed; b"" on one node.
     """
 
     job_id: str
@@ -411,6 +413,8 @@ class RunResult:
     started: float
     ended: float
     log_dir: Path
+    report: FailureReport | None = None
+    accounts: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,298 +2,588 @@
 
 from __future__ import annotations
 
-import textwrap
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from davincirunsdk.diagnosis.excerpt import excerpt, headline, shorten
+from davincirunsdk.diagnosis.blocks import Kind
+from davincirunsdk.diagnosis.conclusion import compact
 from davincirunsdk.diagnosis.exits import explain_exit, name_exit
-from davincirunsdk.diagnosis.matching import find, hint
-from davincirunsdk.diagnosis.order import is_victim
-from davincirunsdk.types import WorkerState
+from davincirunsdk.diagnosis.knowledge import Role
+from davincirunsdk.diagnosis.layout import (
+    LABEL,
+    WIDTH,
+    common_indent,
+    decisive,
+    duration,
+    field,
+    label,
+    shorten,
+    stamp,
+    width,
+    wrap,
+)
+from davincirunsdk.types import Verdict, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from davincirunsdk.types import WorkerFailure, WorkerStatus
+    from davincirunsdk.diagnosis.account import Account
+    from davincirunsdk.diagnosis.conclusion import Conclusion
+    from davincirunsdk.diagnosis.evidence import Evidence
 
-_WIDTH = 98  # a terminal of 100 columns, less two for wide characters and frames
-_MAX_LINES = 38
-_MAX_TAIL = 20
-_MIN_TAIL = 5
-_MAX_FAILURES = 10
-_MAX_OTHERS = 4
-_MAX_LISTED = 12
-_MAX_PATH = 4096
-_MAX_VALUE = 4 * _WIDTH
-_MAX_NODE = 24
-_CLOCKS = (
-    "each node's own: times tell the order within a node; nodes stand in the order in which the news came"
-)
-
-# How a worker ends that obeyed our SIGTERM, directly or under a shell.
-_OBEYED = frozenset({0, -15, 143, None})
+_MOST_LINES = 39
+_FEWEST_QUOTED = 5
+_MOST_QUOTED = 22
+_MOST_OTHERS = 8
+_MOST_LATE = 4
+_LONGEST_PATH = 4096
+_OBEYED = frozenset({0, -15, -9, 143, 137, None})
 _STOPPED_BY_US = frozenset({WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.KILLED})
 
+_LABELS_ZH = {
+    "root cause": "根因",
+    "failed first": "最先失败",
+    "why": "判断依据",
+    "ended": "结束方式",
+    "time": "时间",
+    "error": "错误",
+    "reason": "具体原因",
+    "meaning": "含义",
+    "usual cause": "常见原因",
+    "to do": "处理建议",
+    "found": "其他证据",
+    "log": "日志",
+    "plog": "plog",
+    "output": "输出",
+    "all logs": "全部日志",
+    "other ranks": "其他 rank",
+    "suspects": "嫌疑",
+    "leftovers": "残留进程",
+    "clocks": "时钟",
+    "first line": "首个错误",
+    "stopped": "停止原因",
+}
 
-def failure_report(
-    *,
-    failures: tuple[WorkerFailure, ...],
-    workers: tuple[WorkerStatus, ...],
-    job_id: str,
-    nnodes: int,
-    log_dir: Path,
-    stopped_reason: str = "",
-    clocks_differ: bool = False,
-) -> str:
-    """Write the report about a failed job.
 
-    It names the root cause with all that helps to find it, what the known error in its output
-    means, the other failures in one line each, workers that ended badly only while they were
-    being stopped, and what became of the rest. It stays within about 40 lines of 100 columns,
-    however many workers there are. Apart from what workers printed themselves it holds no value
-    of an environment variable.
+def write_report(evidence: Evidence, accounts: Sequence[Account], conclusion: Conclusion) -> str:
+    """Write the report about a job.
+
+    It stays within about 40 lines of 100 columns, however many workers there are. Apart from what
+    workers printed themselves it holds no value of an environment variable.
 
     Args:
-        failures: Workers that failed by themselves, root cause first (see `order`); may be empty
-            when the job was stopped for another reason, such as silence of all workers.
-        workers: Every worker of this node, or of all nodes that the report is about.
-        job_id: Name of the job.
-        nnodes: Nodes of the job; with several, each rank's node is named.
-        log_dir: Folder of the log files.
-        stopped_reason: Why the job was stopped, if not only because a worker failed.
-        clocks_differ: True when the failures are of several nodes, whose times are not comparable.
+        evidence: What is known about the job.
+        accounts: One account per worker.
+        conclusion: What that comes to.
 
     Returns:
         Plain text without a line end at its end.
     """
-    own = {_name(failure) for failure in failures}
-    rest = [worker for worker in workers if worker.name not in own]
-    if failures:
-        root = failures[0]
-        victim = is_victim(root)
-        before = _about(root, nnodes, victim)
-        after = [
-            *_field("hint", root.hint or hint(root.tail)),
-            *(_suspects(rest, nnodes) if victim else _overruled(root, failures[1:])),
-            *_other_failures(failures[1:], nnodes),
-            *_ended_badly(rest),
-            *_remaining(rest),
+    return _Writer(evidence, accounts, conclusion).write()
+
+
+class _Writer:
+    def __init__(self, evidence: Evidence, accounts: Sequence[Account], conclusion: Conclusion) -> None:
+        self.evidence = evidence
+        self.accounts = sorted(accounts, key=lambda one: one.rank)
+        self.conclusion = conclusion
+        self.lang = evidence.lang
+        self.zh = evidence.lang == "zh"
+        named = conclusion.named
+        sure = conclusion.verdict in (Verdict.ROOT_CAUSE, Verdict.FAILED_ALIKE, Verdict.AUXILIARY)
+        self.lead = named[0] if sure and named else (conclusion.failed[0] if conclusion.failed else None)
+        self.sure = sure
+
+    def write(self) -> str:
+        head = [*decisive(self._title(), ""), *self._who()]
+        head += self.field("why", self.conclusion.why.text(self.lang))
+        if self.lead is not None and self.conclusion.verdict is not Verdict.SUCCEEDED:
+            head += self._about(self.lead)
+        tail = [*self._suspects(), *self._silent(), *self._others(), *self._late(), *self._rest()]
+        tail += self._files()
+        last = self._last_line()
+        room = _MOST_LINES - len(head) - len(tail) - len(last) - 1
+        quoted = self._quoted(max(_FEWEST_QUOTED, min(_MOST_QUOTED, room)))
+        return "\n".join([*head, *quoted, *tail, *last])
+
+    def field(self, key: str, value: str, rows: int | None = None) -> list[str]:
+        return field(self.key(key), value, rows)
+
+    def key(self, key: str) -> str:
+        return _LABELS_ZH.get(key, key) if self.zh else key
+
+    def said(self, en: str, zh: str) -> str:
+        return zh if self.zh else en
+
+    # --- who
+
+    def _title(self) -> str:
+        verdict, lead = self.conclusion.verdict, self.lead
+        job = self.evidence.job_id
+        ranks = _list(self.conclusion.named)
+        end = self._end(lead) if lead is not None else ""
+        if verdict is Verdict.ROOT_CAUSE and lead is not None:
+            return self.said(
+                f"job {job} failed: {self._name(lead)} is the root cause, {end}",
+                f"作业 {job} 失败：{self._name(lead)} 是根因，{end}",
+            )
+        if verdict is Verdict.FAILED_ALIKE and lead is not None:
+            listed = _list(sorted(self.conclusion.named, key=lambda one: one.rank))
+            return self.said(
+                f"job {job} failed: {listed} failed alike ({lead.rank} first), {end}",
+                f"作业 {job} 失败：{listed} 以相同方式失败（rank {lead.rank} 最先），{end}",
+            )
+        if verdict is Verdict.AUXILIARY and lead is not None:
+            return self.said(
+                f"job {job} failed: MindSpore's {lead.of.name} is the root cause, {end}",
+                f"作业 {job} 失败：MindSpore 的 {lead.of.name} 是根因，{end}",
+            )
+        words = {
+            Verdict.STOPPED: ("was stopped from outside", "被外部停止"),
+            Verdict.STALLED: ("stalled", "停滞"),
+            Verdict.TIME_LIMIT: ("reached its time limit", "达到时间限制"),
+            Verdict.INTERNAL_ERROR: ("ended by an error of the launcher itself", "因启动器自身错误结束"),
+            Verdict.SUCCEEDED: ("ended well", "正常结束"),
+        }
+        if verdict in words:
+            return self.said(f"job {job} {words[verdict][0]}", f"作业 {job} {words[verdict][1]}")
+        if verdict is Verdict.NODE_LOST:
+            lost = self.evidence.lost[0]
+            return self.said(
+                f"job {job} failed: node {lost.node_rank} ({lost.node}) was lost with all its workers",
+                f"作业 {job} 失败：节点 {lost.node_rank}（{lost.node}）及其全部进程失联",
+            )
+        if verdict is Verdict.LINK:
+            one, other = self.conclusion.named[0].rank, self.conclusion.named[1].rank
+            return self.said(
+                f"job {job} failed: the link between rank {one} and rank {other}",
+                f"作业 {job} 失败：rank {one} 与 rank {other} 之间的链路",
+            )
+        if lead is None:
+            if verdict is Verdict.SUSPECTS:
+                return self.said(f"job {job} failed: look at {ranks}", f"作业 {job} 失败：请查看 {ranks}")
+            return self.said(
+                f"job {job} failed: no worker failed by itself", f"作业 {job} 失败：没有进程自行失败"
+            )
+        first = self.said(f"{self._name(lead)} failed first, {end}", f"{self._name(lead)} 最先失败，{end}")
+        if verdict is Verdict.SUSPECTS:
+            return self.said(
+                f"job {job} failed: look at {ranks}; {first}", f"作业 {job} 失败：请查看 {ranks}；{first}"
+            )
+        return self.said(f"job {job} failed: {first}", f"作业 {job} 失败：{first}")
+
+    def _name(self, one: Account) -> str:
+        return f"rank {one.rank}" if one.rank >= 0 else f"MindSpore's {one.of.name}"
+
+    def _end(self, one: Account) -> str:
+        if one.of.start_error:
+            return self.said("not started", "未能启动")
+        if _is_unknown(one):
+            return self.said("exit status unknown", "退出状态未知")
+        if one.of.ended is None and one.of.exit_code is None:
+            return (
+                self.said("still running", "仍在运行")
+                if one.of.pid
+                else self.said("exit status unknown", "退出状态未知")
+            )
+        return name_exit(one.of.exit_code, self.lang)
+
+    def _place(self, one: Account) -> str:
+        of = one.of
+        if one.rank < 0:
+            place = [
+                self.said(
+                    f"MindSpore's {of.name}, an auxiliary process, not a rank",
+                    f"MindSpore 的 {of.name}，辅助进程，不是 rank",
+                )
+            ]
+        else:
+            place = [f"rank {one.rank}"]
+            if of.local_rank != one.rank and of.local_rank >= 0:
+                place.append(f"local rank {of.local_rank}")
+            if of.device_id >= 0:
+                # A rank table and the tools of the host count otherwise than the worker, which sees its own only.
+                differs = of.npu_id not in (-1, of.device_id)
+                on_host = (
+                    self.said(f" (NPU {of.npu_id} of the host)", f"（主机 NPU {of.npu_id}）")
+                    if differs
+                    else ""
+                )
+                place.append(self.said(f"device {of.device_id}", f"设备 {of.device_id}") + on_host)
+        if self.evidence.nnodes > 1:
+            place.append(
+                self.said(
+                    f"node {of.node} (node rank {of.node_rank})",
+                    f"节点 {of.node}（node rank {of.node_rank}）",
+                )
+            )
+        if of.pid is not None:
+            place.append(f"pid {of.pid}")
+        elif of.start_error:
+            place.append(self.said("no process", "没有进程"))
+        return "，".join(place) if self.zh else ", ".join(place)
+
+    def _who(self) -> list[str]:
+        verdict, lead = self.conclusion.verdict, self.lead
+        if verdict is Verdict.LINK:
+            ends = [self.said("one end", "一端"), self.said("other end", "另一端")]
+            return [
+                row
+                for key, one in zip(ends, self.conclusion.named, strict=False)
+                for row in field(key, f"{self._place(one)}, {self._end(one)}")
+            ]
+        if lead is None or verdict is Verdict.SUCCEEDED:
+            return []
+        if self.sure:
+            return self.field("root cause", self._place(lead))
+        unclear = verdict in (Verdict.SUSPECTS, Verdict.UNCLEAR)
+        rows = []
+        if unclear:
+            rows += self.field(
+                "root cause",
+                self.said(
+                    "unclear: the first failure looks like the effect of another rank",
+                    "不明确：最先的失败像是其他 rank 造成的",
+                ),
+            )
+        return rows + self.field("failed first", self._place(lead))
+
+    # --- what
+
+    def _about(self, one: Account) -> list[str]:
+        of = one.of
+        ended = of.start_error or explain_exit(of.exit_code, self.lang)
+        if not of.start_error and (of.ended is None or _is_unknown(one)):
+            ended = self._end(one)
+        elif of.told is not None and of.exit_code in _OBEYED and one.by_signal is None:
+            ended = self.said("stopped by us after it had written its error", "在写出错误之后被我们停止")
+        rows = self.field("ended", ended, 3)
+        if (note := self._exit_note(one)) is not None:
+            rows += self.field("found", note)
+        moment = stamp(of.ended)
+        if moment:
+            if of.started is not None and of.ended is not None:
+                ran = duration(of.ended - of.started, self.lang)
+                moment += self.said(f", after {ran}", f"，运行了 {ran}")
+            finding = one.finding
+            if finding is not None and finding.time is not None and of.ended is not None:
+                before = of.ended - finding.time
+                if 0.05 <= before < 1e9:
+                    span = duration(before, self.lang)
+                    moment += self.said(f"; first error {span} before", f"；首个错误在此前 {span}")
+            rows += self.field("time", moment)
+        rows += self._error(one)
+        for fact in (*of.facts, *self.evidence.facts)[:6]:
+            rows += self.field("found", fact, 3)
+        return rows
+
+    def _exit_note(self, one: Account) -> str | None:
+        """What an exit means in its surroundings."""
+        if one.by_signal is None or one.by_signal.name != "SIGSEGV":
+            return None
+        others = [other for other in self.accounts if other is not one and other.rank >= 0]
+        if (
+            others
+            and all(other.of.state is WorkerState.SUCCEEDED for other in others)
+            and one.finding is None
+        ):
+            return self.said(
+                "its peers ended well and it wrote no error: it crashed while leaving, its results are complete",
+                "其他 rank 均正常结束且它没有报错：它在退出时崩溃，结果是完整的",
+            )
+        return self.said(
+            "a crash in native code; for its stack see the output, or allow core dumps (ulimit -c unlimited)",
+            "本地代码崩溃；堆栈见输出，或开启 core dump（ulimit -c unlimited）",
+        )
+
+    def _error(self, one: Account) -> list[str]:
+        finding = one.finding
+        if finding is None:
+            return []
+        rows: list[str] = []
+        for quote in finding.quotes[:3] if finding.kind is Kind.TRACEBACK else finding.quotes[:1]:
+            rows += self.field("error" if not rows else "", quote, 4)
+        known = finding.known
+        if finding.reason and finding.reason not in " ".join(finding.quotes):
+            rows += self.field("reason", finding.reason, 4)
+        if finding.vague and one.earlier and one.earlier != finding.headline:
+            when = ""
+            if one.earlier_time is not None and one.of.ended is not None:
+                span = duration(one.of.ended - one.earlier_time, self.lang)
+                when = self.said(f" ({span} before the end)", f"（结束前 {span}）")
+            rows += self.field("first line", one.earlier + when, 4)
+        if known is not None:
+            name = f"{known.code} ({known.component})" if known.code else known.component
+            meaning = f"{name}: {known.meaning.text(self.lang)}"
+            if known.role is Role.SECONDARY:
+                meaning += self.said(". Another rank is the likelier cause", "。其他 rank 更可能是原因")
+            elif known.role is Role.UNKNOWN and not known.vague:
+                meaning += self.said(
+                    ". Cause, or effect of another rank's end", "。可能是原因，也可能是其他 rank 退出的结果"
+                )
+            rows += self.field("meaning", meaning)
+            # The message's own reason says more than a table can.
+            if known.cause.en and not finding.reason:
+                rows += self.field("usual cause", known.cause.text(self.lang))
+            rows += self.field("to do", known.remedy.text(self.lang))
+        return rows
+
+    def _quoted(self, room: int) -> list[str]:
+        lead = self.lead
+        if lead is None or lead.of.start_error or self.conclusion.verdict is Verdict.SUCCEEDED:
+            return []
+        if not lead.excerpt:
+            return self.field("output", self.said("no output before exit", "退出前没有输出"))
+        finding = lead.finding
+        traced = finding is not None and finding.kind in (Kind.TRACEBACK, Kind.ABORT)
+        title = self.said("traceback:", "堆栈：") if traced else self.said("last lines:", "最后几行：")
+        indent = common_indent(lead.excerpt)
+        vital = set(finding.quotes) if finding is not None else set()
+        rows: list[list[str]] = []
+        for text in lead.excerpt:
+            cut = text[indent:]
+            if text.strip() in vital:
+                rows.append(decisive(cut, "  | "))
+            else:
+                rows.append(["  | " + shorten(cut, WIDTH - 4)])
+        return [title, *_fit(rows, room, [text.strip() in vital for text in lead.excerpt])]
+
+    # --- the others
+
+    def _suspects(self) -> list[str]:
+        if self.conclusion.verdict not in (Verdict.SUSPECTS, Verdict.STALLED, Verdict.TIME_LIMIT):
+            return []
+        rows: list[str] = []
+        for one in self.conclusion.named[:6]:
+            rows.append(
+                label(self.key("suspects") if not rows else "") + shorten(self._state(one), WIDTH - LABEL)
+            )
+            rows.append(label("") + shorten(str(one.of.log_path), _LONGEST_PATH))
+        return rows
+
+    def _state(self, one: Account) -> str:
+        of = one.of
+        parts = [f"rank {one.rank}"]
+        if self.evidence.nnodes > 1:
+            parts.append(shorten(of.node, 24))
+        if of.state is WorkerState.SUCCEEDED:
+            parts.append(self.said("had ended well", "已正常结束"))
+        elif of.last_output is None:
+            parts.append(
+                self.said(
+                    "no output at all" if not one.last_line else "silence unknown",
+                    "没有任何输出" if not one.last_line else "",
+                )
+            )
+        else:
+            since = stamp(of.last_output, date=False)
+            parts.append(self.said(f"silent since {since}", f"自 {since} 起无输出"))
+        text = ", ".join(part for part in parts if part and part != "silence unknown")
+        finding = one.late or one.passing or one.finding
+        words = finding.headline if finding is not None else one.last_line
+        return f"{text}: {words}" if words else text
+
+    def _silent(self) -> list[str]:
+        """One line per rank that ran when somebody or a limit stopped the job, the longest silent first."""
+        if self.conclusion.verdict not in (
+            Verdict.STALLED, Verdict.TIME_LIMIT, Verdict.STOPPED, Verdict.UNCLEAR,
+        ):  # fmt: skip
+            return []
+        named = set(self.conclusion.named)
+        ran = [one for one in self.accounts if one.rank >= 0 and one.running and one not in named]
+        if not ran:
+            return []
+        ran.sort(key=lambda one: (one.of.last_output or 0.0, one.rank))
+        rows = [
+            self.said(
+                "workers that were running, the longest silent first:", "当时仍在运行的进程，静默最久的在前："
+            )
         ]
-        part = "failed first" if victim else "is the root cause"
-        title = f"job {job_id} failed: {_called(root)} {part}, {_short_end(root)}"
-    else:
-        root = None
-        before = []
-        after = _still_running(rest)
-        title = f"job {job_id} failed: no worker failed by itself"
-    if stopped_reason:
-        before += _field("stopped", stopped_reason)
-    if clocks_differ and failures:
-        after += _field("clocks", _CLOCKS)
-    after += _path_field("all logs", log_dir)
-    head = [shorten(title, _WIDTH), *before]
-    if root is not None and not _is_node(root):
-        room = max(_MIN_TAIL, min(_MAX_TAIL, _MAX_LINES - len(head) - len(after) - 1))
-        head += _last_lines(root, room)
-    return "\n".join([*head, *after])
+        rows += ["  " + shorten(self._state(one), WIDTH - 2) for one in ran[:10]]
+        if len(ran) > 10:
+            rows.append(self.said(f"  ... and {len(ran) - 10} more", f"  ... 另有 {len(ran) - 10} 个"))
+        return rows
+
+    def _others(self) -> list[str]:
+        shown = {self.lead} if self.lead is not None else set()
+        alike = [
+            one
+            for one in self.conclusion.named
+            if self.conclusion.verdict is Verdict.FAILED_ALIKE and one not in shown
+        ]
+        rest = [one for one in self.conclusion.failed if one not in shown and one not in alike]
+        groups: dict[tuple[object, ...], list[Account]] = {}
+        if alike:
+            groups[("alike",)] = alike
+        for one in rest:
+            said = one.finding.key if one.finding is not None else ""
+            node = one.of.node if self.evidence.nnodes > 1 else ""
+            groups.setdefault((said, one.of.exit_code, node), []).append(one)
+        if not groups:
+            return []
+        rows = [self.said("other failures:", "其他失败：")]
+        listed = list(groups.items())
+        for key, group in listed[:_MOST_OTHERS]:
+            rows.append("  " + self._group(key == ("alike",), group))
+        if len(listed) > _MOST_OTHERS:
+            more = sum(len(group) for _, group in listed[_MOST_OTHERS:])
+            rows.append(self.said(f"  ... and {more} more", f"  ... 另有 {more} 个"))
+        return rows
+
+    def _group(self, alike: bool, group: list[Account]) -> str:
+        first = group[0]
+        node = (
+            f"{self.said(' on ', ' 在 ')}{shorten(first.of.node, 24)}"
+            if self.evidence.nnodes > 1 and not alike
+            else ""
+        )
+        end = f"{_list(sorted(group, key=lambda one: one.rank))}{node}, {self._end(first)}"
+        if moment := stamp(first.of.ended, date=False):
+            end += f", {moment}"
+        if alike:
+            return shorten(
+                f"{end}: {self.said('the same error', '相同错误')} "
+                f"({self.said('as rank', '同 rank')} {self.lead.rank if self.lead else ''})",
+                WIDTH - 2,
+            )
+        words = first.finding.headline if first.finding is not None else first.last_line
+        words = words or self.said("no output before exit", "退出前没有输出")
+        room = max(8, WIDTH - 4 - width(end))
+        return f"{shorten(end, WIDTH - 14)}: {shorten(words, room)}"
+
+    def _late(self) -> list[str]:
+        bad = [one for one in self.accounts if _ended_badly(one)]
+        if not bad:
+            return []
+        rows = [
+            self.said(
+                "ended badly while being stopped (an effect, not the cause):",
+                "在被停止时异常结束（是结果，不是原因）：",
+            )
+        ]
+        for one in bad[:_MOST_LATE]:
+            end = f"{one.of.name}, {name_exit(one.of.exit_code, self.lang)}"
+            words = one.late.headline if one.late is not None else one.last_line
+            room = max(8, WIDTH - 4 - width(end))
+            rows.append(f"  {end}: {shorten(words, room)}" if words else f"  {end}")
+        if len(bad) > _MOST_LATE:
+            rows.append(
+                self.said(f"  ... and {len(bad) - _MOST_LATE} more", f"  ... 另有 {len(bad) - _MOST_LATE} 个")
+            )
+        return rows
+
+    def _rest(self) -> list[str]:
+        counts = (
+            (WorkerState.STOPPED, "stopped by us in time (SIGTERM)", "由我们停止（SIGTERM）"),
+            (
+                WorkerState.KILLED,
+                "killed by us after the grace period (SIGKILL)",
+                "宽限期后由我们结束（SIGKILL）",
+            ),
+            (WorkerState.SUCCEEDED, "had ended well", "已正常结束"),
+            (WorkerState.RUNNING, "still running", "仍在运行"),
+            (WorkerState.STOPPING, "still being stopped", "正在停止"),
+            (WorkerState.PENDING, "never started", "未启动"),
+        )
+        said = []
+        for state, en, zh in counts:
+            count = sum(
+                one.rank >= 0
+                and one.of.state is state
+                and not one.failed
+                and not _ended_badly(one)
+                and not _is_unknown(one)
+                for one in self.accounts
+            )
+            if count:
+                said.append(self.said(f"{count} {en}", f"{count} 个{zh}"))
+        unknown = sum(one.rank >= 0 and _is_unknown(one) and not one.failed for one in self.accounts)
+        if unknown:
+            said.append(self.said(f"{unknown} without an error in their logs", f"{unknown} 个日志中没有错误"))
+        rows = self.field("other ranks", ("，" if self.zh else ", ").join(said)) if said else []
+        if leftovers := self.evidence.leftovers:
+            listed = ", ".join(f"{one.pid} ({one.command})" for one in leftovers[:4])
+            more = f" ... {len(leftovers)}" if len(leftovers) > 4 else ""
+            rows += self.field("leftovers", self.said(f"ended: {listed}{more}", f"已结束：{listed}{more}"), 3)
+        if self.evidence.nnodes > 1 and self.conclusion.failed:
+            rows += self.field(
+                "clocks",
+                self.said(
+                    "each node's own: times tell the order within a node; nodes stand in the order in which the "
+                    "news came",
+                    "各节点使用自己的时钟：时间只说明节点内的先后；节点按消息到达的先后排列",
+                ),
+            )
+        return rows
+
+    def _files(self) -> list[str]:
+        rows = []
+        lead = self.lead
+        if lead is not None and self.conclusion.verdict is not Verdict.SUCCEEDED:
+            rows += self._path("log", lead.of.log_path)
+            if lead.of.plog is not None:
+                rows += self._path("plog", lead.of.plog)
+        return [*rows, *self._path("all logs", self.evidence.log_dir)]
+
+    def _path(self, key: str, path: Path) -> list[str]:
+        """A path stays in one line, however long, so that it can be copied."""
+        return [label(self.key(key)) + shorten(str(path), _LONGEST_PATH)]
+
+    def _last_line(self) -> list[str]:
+        """The line that stays on a small screen: rank, exception and log."""
+        lead = self.lead
+        if self.conclusion.verdict in (Verdict.SUSPECTS, Verdict.LINK) and self.conclusion.named:
+            lead = self.conclusion.named[0]
+        if lead is None or self.conclusion.verdict is Verdict.SUCCEEDED:
+            return []
+        if lead.finding is not None:
+            words = lead.finding.headline
+        elif lead.failed:
+            words = self._end(lead)
+        else:
+            words = lead.last_line or self.said("no output", "没有输出")
+        room = max(24, WIDTH - width(self._name(lead)) - 2)
+        where = shorten(str(lead.of.log_path), _LONGEST_PATH)
+        return [f"{self._name(lead)}: {wrap(words, room, 1)[0]} ({self.said('log', '日志')}: {where})"]
 
 
-def _about(root: WorkerFailure, nnodes: int, victim: bool) -> list[str]:
-    if _is_node(root):
-        place = [_called(root)]
-    elif root.rank < 0:
-        place = [f"MindSpore's {_name(root)}, an auxiliary process, not a rank"]
-    else:
-        place = [f"rank {root.rank}"]
-        if root.local_rank != root.rank:
-            place.append(f"local rank {root.local_rank}")
-        # A rank table and the tools of the host count otherwise than the worker, which sees its own only.
-        on_host = f" (NPU {root.npu_id} of the host)" if root.npu_id not in (-1, root.device_id) else ""
-        place.append(f"device {root.device_id}{on_host}")
-    if nnodes > 1:
-        place.append(f"node {root.node} (node rank {root.node_rank})")
-    if not _is_node(root):
-        place.append("no process" if root.pid is None else f"pid {root.pid}")
-    lines = []
-    if victim:
-        lines += _field("root cause", "unclear: the first failure looks like the effect of another rank")
-    lines += _field("failed first" if lines else "root cause", ", ".join(place))
-    lines += _field("ended", _long_end(root))
-    if root.reason and root.reason not in (_long_end(root), _short_end(root)):
-        lines += _field("reason", root.reason)
-    lines += _field("time", _stamp(root.ended))
-    lines += _path_field("log", root.log_path)
-    return lines
+def _is_unknown(one: Account) -> bool:
+    """Whether nobody saw how it ended: its log is all that is left."""
+    return one.of.state is WorkerState.RUNNING and one.of.ended is not None
 
 
-def _last_lines(root: WorkerFailure, room: int) -> list[str]:
-    lines = excerpt(root.tail, room)
-    if not lines:
-        return _field("output", "no output before exit")
-    return ["last lines:", *("  | " + shorten(line, _WIDTH - 4) for line in lines)]
-
-
-def _overruled(root: WorkerFailure, others: Sequence[WorkerFailure]) -> list[str]:
-    """Say why the root cause is not the earliest; `order` left whoever it overruled right behind it."""
-    if not others or others[0].ended >= root.ended or not is_victim(others[0]):
-        return []
-    match = find(others[0].tail)
-    sign = match.label if match else "its output"
-    said = f"{_called(others[0])} ended earlier, but {sign} says that it was waiting for another rank"
-    return _field("order", said)
-
-
-def _suspects(rest: Sequence[WorkerStatus], nnodes: int) -> list[str]:
-    silent = sorted(
-        (w for w in rest if w.rank >= 0 and w.state in _STOPPED_BY_US and find([w.last_line]) is None),
-        key=lambda w: w.last_output or 0.0,
-    )
-    where = []
-    if silent:
-        where.append(f"{_ranks(w.rank for w in silent)}, still running without such an error")
-    if nnodes > 1:
-        where.append("ranks of other nodes")
-    if not where:
-        return []
-    return _field("suspects", f"look at {', and at '.join(where)}")
-
-
-def _other_failures(others: Sequence[WorkerFailure], nnodes: int) -> list[str]:
-    if not others:
-        return []
-    shown = others if len(others) < _MAX_FAILURES else others[: _MAX_FAILURES - 1]
-    lines = ["other failures:"]
-    for other in shown:
-        node = f" on {shorten(other.node, _MAX_NODE)}" if nnodes > 1 else ""
-        said = headline(other.tail) or "no output before exit"
-        end = f"{_called(other)}{node}, {_short_end(other)}, {_stamp(other.ended, date=False)}"
-        lines.append("  " + _joined(end, said))
-    if len(others) > len(shown):
-        lines.append(f"  ... and {len(others) - len(shown)} more")
-    return lines
-
-
-def _ended_badly(rest: Sequence[WorkerStatus]) -> list[str]:
-    bad = [worker for worker in rest if _is_bad(worker)]
-    if not bad:
-        return []
-    lines = ["ended badly while being stopped (an effect, not the cause):"]
-    lines += [
-        "  " + _joined(f"{worker.name}, {name_exit(worker.exit_code)}", worker.last_line)
-        for worker in bad[:_MAX_OTHERS]
-    ]
-    if len(bad) > _MAX_OTHERS:
-        lines.append(f"  ... and {len(bad) - _MAX_OTHERS} more")
-    return lines
-
-
-def _is_bad(worker: WorkerStatus) -> bool:
-    if worker.state is WorkerState.FAILED:
-        return True
-    return worker.state is WorkerState.STOPPED and worker.exit_code not in _OBEYED
-
-
-def _remaining(rest: Sequence[WorkerStatus]) -> list[str]:
-    counts = (
-        (WorkerState.STOPPED, "stopped by us in time (SIGTERM)"),
-        (WorkerState.KILLED, "killed by us after the grace period (SIGKILL)"),
-        (WorkerState.SUCCEEDED, "had ended well"),
-        (WorkerState.RUNNING, "still running"),
-        (WorkerState.STOPPING, "still being stopped"),
-        (WorkerState.PENDING, "never started"),
-    )
-    said = []
-    for state, words in counts:
-        count = sum(w.rank >= 0 and w.state is state and not _is_bad(w) for w in rest)
-        if count:
-            said.append(f"{count} {words}")
-    return _field("other ranks", ", ".join(said)) if said else []
-
-
-def _still_running(rest: Sequence[WorkerStatus]) -> list[str]:
-    """One line per worker that ran when the job was stopped, the longest silent first."""
-    running = sorted(
-        (w for w in rest if w.state in _STOPPED_BY_US or w.state is WorkerState.RUNNING),
-        key=lambda w: w.last_output or 0.0,
-    )
-    if not running:
-        return _remaining(rest)
-    lines = ["workers that were running, the longest silent first:"]
-    for worker in running[:_MAX_FAILURES]:
-        if worker.last_output is None:
-            lines.append(f"  {worker.name}, no output at all")
-            continue
-        since = _stamp(worker.last_output, date=False)
-        lines.append("  " + _joined(f"{worker.name}, silent since {since}", worker.last_line))
-    if len(running) > _MAX_FAILURES:
-        lines.append(f"  ... and {len(running) - _MAX_FAILURES} more")
-    return [*lines, *_remaining(rest)]
-
-
-def _name(failure: WorkerFailure) -> str:
-    return failure.name or (f"rank {failure.rank}" if failure.rank >= 0 else "scheduler")
-
-
-def _called(failure: WorkerFailure) -> str:
-    if _is_node(failure):
-        return failure.name
-    return f"rank {failure.rank}" if failure.rank >= 0 else f"MindSpore's {_name(failure)}"
-
-
-def _is_node(failure: WorkerFailure) -> bool:
-    """Tell whether a whole node failed, which an engine says of a node it has lost."""
-    return failure.rank < 0 and failure.name.startswith("node ")
-
-
-def _short_end(failure: WorkerFailure) -> str:
-    if _is_node(failure):
-        return "lost"
-    return "not started" if failure.pid is None else name_exit(failure.exit_code)
-
-
-def _long_end(failure: WorkerFailure) -> str:
-    if _is_node(failure):
-        return "lost, with all its workers"
-    return "could not be started" if failure.pid is None else explain_exit(failure.exit_code)
-
-
-def _joined(end: str, said: str) -> str:
-    """An end and the words that go with it, in one line: the end is kept, the words give way."""
-    room = max(8, _WIDTH - 4 - len(end))
-    return f"{end}: {shorten(said, room)}" if said else end
-
-
-def _field(key: str, value: str) -> list[str]:
-    return textwrap.wrap(
-        shorten(value, _MAX_VALUE),
-        _WIDTH,
-        initial_indent=_label(key),
-        subsequent_indent=_label(""),
-        break_on_hyphens=False,
+def _ended_badly(one: Account) -> bool:
+    """Whether it ended otherwise than a worker does that obeys our SIGTERM."""
+    return (
+        one.of.told is not None
+        and not one.failed
+        and one.of.exit_code not in _OBEYED
+        and (one.of.state in _STOPPED_BY_US)
     )
 
 
-def _path_field(key: str, path: Path) -> list[str]:
-    """A path stays in one line, however long, so that it can be copied."""
-    return [_label(key) + shorten(str(path), _MAX_PATH)]
+def _list(accounts: Iterable[Account]) -> str:
+    numbers = [one.rank for one in accounts]
+    return f"rank{'s' * (len(numbers) != 1)} {compact(numbers)}"
 
 
-def _label(key: str) -> str:
-    return f"{key + ':' if key else '':<14}"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    listed = [str(rank) for rank in ranks]
-    more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
-    return f"rank{'s' * (len(listed) > 1)} {', '.join(listed[:_MAX_LISTED])}{more}"
-
-
-def _stamp(seconds: float, *, date: bool = True) -> str:
-    try:
-        moment = datetime.fromtimestamp(seconds).astimezone()
-    except (OverflowError, ValueError, OSError):
-        return "time unknown"
-    clock = moment.strftime("%H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
-    return f"{moment:%Y-%m-%d} {clock} {moment:%z}" if date else clock
+def _fit(rows: list[list[str]], room: int, vital: list[bool]) -> list[str]:
+    """Leave out lines from the top until the rest fits, but never one that says what is wrong."""
+    total = sum(len(row) for row in rows)
+    left = 0
+    kept = list(rows)
+    for index, row in enumerate(rows):
+        if total + (1 if left else 0) <= room:
+            break
+        if not vital[index]:
+            total -= len(row)
+            kept[index] = []
+            left += 1
+    flat: list[str] = []
+    marked = False
+    for row in kept:
+        if not row and not marked:
+            flat.append(f"  | ... {left} more lines in the log ...")
+            marked = True
+        flat += row
+    return flat

@@ -23,6 +23,7 @@ from davincirunsdk.logs.events_file import EVENTS_PATIENCE, EventLog
 from davincirunsdk.logs.file import LogFile, open_log_files
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.options import Display, JobKeywords, JobOptions, parse_ranks, refuse_unknown, spelled_out
+from davincirunsdk.supervision.verdict import must_raise
 from davincirunsdk.types import Event, JobState
 
 if TYPE_CHECKING:
@@ -551,14 +552,13 @@ class NodesManager:
 
     async def _judge(self, waits: Patience) -> None:
         # In a thread: with thousands of workers it would hold up the loop that we are a guest in.
-        result, report = await waits.wait(
+        result = await waits.wait(
             in_thread(lambda: judge(self._members, self._troubled, job_id=self._job_id, began=self._began))
         )
         self._result = result
-        if report and self._start_error is None:
-            self._error = DistributedRuntimeError(
-                report, failures=result.failures, exit_code=result.exit_code, result=result
-            )
+        report = result.report
+        if report is not None and must_raise(report) and self._start_error is None:
+            self._error = DistributedRuntimeError(report.text, report=report, result=result)
         self._emit(
             Event(kind="finished", time=result.ended, exit_code=result.exit_code, detail=result.state.value)
         )

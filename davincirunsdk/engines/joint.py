@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.errors import RankTableError
-from davincirunsdk.supervision.verdict import choose_exit_code
-from davincirunsdk.types import JobState, RunResult, WorkerFailure, WorkerState
+from davincirunsdk.supervision.verdict import choose_exit_code, judge_state
+from davincirunsdk.types import JobState, RunResult, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from davincirunsdk.diagnosis.account import Account
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
-    from davincirunsdk.types import WorkerStatus
+    from davincirunsdk.types import FailureReport, Leftover, WorkerStatus
 
 _RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOPPING})
 
@@ -105,98 +106,129 @@ class NodePart(Protocol):
 
 
 def judge(
-    members: Sequence[NodePart], troubled: Sequence[NodePart], *, job_id: str, began: float
-) -> tuple[RunResult, str]:
-    """Join the nodes' results.
+    members: Sequence[NodePart],
+    troubled: Sequence[NodePart],
+    *,
+    job_id: str,
+    began: float,
+    lang: str = "en",
+) -> RunResult:
+    """Join the nodes' results, and judge all ranks by the rules that hold on one node.
 
-    The node whose trouble was heard of first comes first; within a node the order is its own. A
-    failure that by its own words is the effect of another rank still gives way to one that is not.
-    Clocks are not compared.
+    Clocks of different nodes are not compared: the node whose trouble was heard of first comes first.
 
     Args:
         members: All nodes in node rank order.
         troubled: Those with a failure, in the order in which the news came.
         job_id: Name of the job.
         began: Wall-clock second of the job's start.
+        lang: Language of the report, `en` or `zh`.
 
     Returns:
-        The result, and the failure report, "" without a failure. Workers of a lost node that had
-        not ended are KILLED without an exit code: nobody saw their end.
+        The result, with the report unless all went well. Workers of a lost node that had not ended are
+        KILLED without an exit code: nobody saw their end.
     """
     workers = tuple(
         sorted((worker for member in members for worker in _workers(member)), key=lambda worker: worker.rank)
     )
-    auxiliaries = tuple(worker for member in members for worker in member.auxiliaries)
     results = [member.result for member in members if member.result is not None]
-    failures = _failures(members, troubled)
-    if failures:
-        state = JobState.FAILED
-    elif len(results) == len(members) and all(one.state is JobState.SUCCEEDED for one in results):
-        state = JobState.SUCCEEDED
-    else:
-        state = JobState.STOPPED
+    well = len(results) == len(members) and all(one.state is JobState.SUCCEEDED for one in results)
+    leftovers = tuple(leftover for result in results for leftover in result.leftovers)
     log_dir = results[0].log_dir if results else Path("log")
-    result = RunResult(
+    now = time.time()
+    report = None if well else _report(members, troubled, job_id, log_dir, leftovers, now, lang)
+    state = judge_state(report, failed=any(result.failures for result in results))
+    return RunResult(
         job_id=job_id,
         state=state,
-        exit_code=choose_exit_code(failures, state),
+        exit_code=choose_exit_code(report, state),
         workers=workers,
-        auxiliaries=auxiliaries,
-        failures=failures,
-        leftovers=tuple(leftover for result in results for leftover in result.leftovers),
+        auxiliaries=tuple(worker for member in members for worker in member.auxiliaries),
+        failures=report.failures if report is not None and state is JobState.FAILED else (),
+        leftovers=leftovers,
         lost_log_bytes=sum(result.lost_log_bytes for result in results),
         started=began,
-        ended=time.time(),
+        ended=now,
         log_dir=log_dir,
+        report=report,
     )
-    if not failures:
-        return result, ""
-    from davincirunsdk.diagnosis import failure_report
 
-    # What became of a lost node's workers nobody saw, so the report counts them nowhere.
-    seen = [one for member in members if not member.lost for one in (*_workers(member), *member.auxiliaries)]
-    report = failure_report(
-        failures=failures,
-        workers=tuple(sorted(seen, key=lambda worker: worker.rank)),
-        job_id=job_id,
-        nnodes=len(members),
-        log_dir=log_dir,
-        clocks_differ=len(members) > 1,
+
+def _report(
+    members: Sequence[NodePart],
+    troubled: Sequence[NodePart],
+    job_id: str,
+    log_dir: Path,
+    leftovers: tuple[Leftover, ...],
+    now: float,
+    lang: str,
+) -> FailureReport:
+    from davincirunsdk.diagnosis.evidence import End, Evidence, LostNode
+    from davincirunsdk.diagnosis.judge import judge as judge_evidence
+
+    lost = [member for member in members if member.lost and member.result is None]
+    wanted = not troubled and not lost
+    return judge_evidence(
+        Evidence(
+            job_id=job_id,
+            log_dir=log_dir,
+            nnodes=len(members),
+            # What became of a lost node's workers nobody saw, so the report counts them nowhere.
+            accounts=tuple(account for member in members if not member.lost for account in _accounts(member)),
+            lost=tuple(
+                LostNode(
+                    node_rank=member.node_rank,
+                    node=member.facts.host,
+                    ranks=tuple(worker.rank for worker in member.workers),
+                    reason=member.lost,
+                    time=now,
+                )
+                for member in lost
+            ),
+            node_order=tuple(member.node_rank for member in dict.fromkeys([*troubled, *members])),
+            end=End.STOPPED if wanted else End.WORKERS,
+            reason="stop was asked for" if wanted else "",
+            leftovers=leftovers,
+            lang=lang,
+        )
     )
-    return result, report
 
 
-def _failures(members: Sequence[NodePart], troubled: Sequence[NodePart]) -> tuple[WorkerFailure, ...]:
-    found: list[WorkerFailure] = []
-    for member in dict.fromkeys([*troubled, *members]):
-        if member.result is not None:
-            # A node calls itself by its own host's name, which Ray or Slurm need not know.
-            found += [replace(failure, node=member.facts.host) for failure in member.result.failures]
-        elif member.lost:
-            found.append(_loss(member))
-    if not found:
-        return ()
-    from davincirunsdk.diagnosis import order
+def _accounts(member: NodePart) -> list[Account]:
+    from davincirunsdk.diagnosis.account import read_rank
+    from davincirunsdk.diagnosis.evidence import RankEvidence
+    from davincirunsdk.diagnosis.parcel import unpack
 
-    return order(tuple(found))
-
-
-def _loss(member: NodePart) -> WorkerFailure:
-    ranks = [worker.rank for worker in member.workers]
-    return WorkerFailure(
-        rank=-1,
-        local_rank=-1,
-        node_rank=member.node_rank,
-        node=member.facts.host,
-        device_id=-1,
-        pid=None,
-        exit_code=None,
-        ended=time.time(),
-        log_path=member.workers[0].log_path.parent if ranks else Path(),
-        tail=(),
-        reason=f"ranks {ranks[0]}-{ranks[-1]} were there: {member.lost}" if ranks else member.lost,
-        name=f"node {member.node_rank}",
-    )
+    facts = member.facts
+    if member.result is not None and member.result.accounts:
+        # A node calls itself by its own host's name, which Ray or Slurm need not know.
+        return [
+            replace(one, of=replace(one.of, node=facts.host, address=facts.address))
+            for one in unpack(member.result.accounts)
+        ]
+    return [
+        read_rank(
+            RankEvidence(
+                rank=status.rank,
+                local_rank=status.local_rank,
+                node_rank=member.node_rank,
+                node=facts.host,
+                address=facts.address,
+                device_id=status.device_id,
+                npu_id=status.npu_id,
+                pid=status.pid,
+                name=status.name,
+                state=status.state,
+                exit_code=status.exit_code,
+                started=status.started,
+                ended=status.ended,
+                last_output=status.last_output,
+                log_path=status.log_path,
+                output=status.last_line.encode(errors="replace"),
+            )
+        )
+        for status in (*_workers(member), *member.auxiliaries)
+    ]
 
 
 def _workers(member: NodePart) -> tuple[WorkerStatus, ...]:

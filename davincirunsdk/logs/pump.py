@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.logs.spare import SPARE_BYTES
+from davincirunsdk.logs.timeline import Timeline
 from davincirunsdk.types import LogBlock
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class LogPump:
         self._spare = hub.spare
         self._steps = steps
         self._tail = bytearray()
+        self._timeline = Timeline()
         self._lock = threading.Lock()
         self.source: int
         self._pipe, self.source = os.pipe()
@@ -172,6 +174,10 @@ class LogPump:
         """Return the last output, at most `size` bytes and some 64 KiB of it."""
         return bytes(self._tail[-min(size, _TAIL_BYTES) :])
 
+    def tail_times(self, size: int) -> tuple[tuple[int, float], ...]:
+        """Return when the last `size` bytes came: pairs of a number of them and a wall-clock second."""
+        return self._timeline.of_last(size)
+
     def progress(self) -> Progress | None:
         """Return how far the worker's training is, None while nothing tells."""
         return None if self._steps is None else self._steps.progress
@@ -261,7 +267,7 @@ class LogPump:
             # Some sandboxes do not know this call: from now on everything is read.
             self.file.movable = False
             raise BlockingIOError from None
-        self._note_output()
+        self._note_output(count)
         self._moving = True
         self._begin_write(left)
         while left:
@@ -300,15 +306,16 @@ class LogPump:
         self._see(data)
 
     def _take(self, data: bytes) -> None:
-        self._note_output()
+        self._note_output(len(data))
         # Before the write, which may take its time.
         self._see(data)
         self._begin_write(len(data))
         self.file.write(data)
         self._end_write()
 
-    def _note_output(self) -> None:
+    def _note_output(self, size: int) -> None:
         self.last_output, self.active = time.time(), time.monotonic()
+        self._timeline.note(size, self.last_output)
 
     def _begin_write(self, size: int) -> None:
         self._in_flight = size
@@ -379,7 +386,7 @@ class LogPump:
                 return
 
     def _keep(self, data: bytes) -> None:
-        self._note_output()
+        self._note_output(len(data))
         self._see(data)
         if self._spare.take(len(data) + _PIECE_COST):
             self._held.append(data)

@@ -744,16 +744,18 @@ class Attempt:
 
 
 def _look_at(worker: Worker) -> WorkerSeen:
-    ended_well = worker.state is WorkerState.SUCCEEDED and worker.exit_code == 0
+    tail = worker.pump.tail()
     return WorkerSeen(
         status=worker.status(),
         auxiliary=worker.spec.auxiliary,
-        tail=b"" if ended_well else worker.pump.tail(),
+        tail=tail,
+        times=worker.pump.tail_times(len(tail)),
     )
 
 
 def _load_what_the_end_needs() -> None:
-    import davincirunsdk.diagnosis
+    import davincirunsdk.diagnosis.judge
+    import davincirunsdk.diagnosis.parcel
     import davincirunsdk.leftovers.ending
     import davincirunsdk.leftovers.process_tree
     import davincirunsdk.supervision.verdict  # noqa: F401

@@ -17,12 +17,14 @@ class WorkerSeen:
     Attributes:
         status: How it stands or ended.
         auxiliary: True for a process that serves the ranks and is none itself.
-        tail: Its last output, some 64 KiB; b"" for one that ended well.
+        tail: Its last output, some 64 KiB.
+        times: Pairs of a number of bytes of the tail and the wall-clock second when so many had come.
     """
 
     status: WorkerStatus
     auxiliary: bool
     tail: bytes
+    times: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,31 +1,40 @@
-"""From what was seen of an attempt to failures, state and exit code: a pure function."""
+"""From what was seen of an attempt to result, report and exit code: a pure function."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from davincirunsdk.supervision.cause import InternalError
-from davincirunsdk.types import JobState, RunResult, WorkerFailure, WorkerState
+from davincirunsdk.supervision.cause import InternalError, NodeLost, Stalled, StopWanted, TimeLimit
+from davincirunsdk.types import JobState, RunResult, Verdict, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from davincirunsdk.cluster import Cluster
+    from davincirunsdk.diagnosis.evidence import End, Evidence, RankEvidence
     from davincirunsdk.supervision.seen import Seen, WorkerSeen
-
-_TAIL_LINES = 400
-"""Lines of a failed worker's output that are looked at: the first error may stand well before the last."""
+    from davincirunsdk.types import FailureReport
 
 INTERNAL_ERROR = 70
 """Exit code of an error of our own, EX_SOFTWARE of sysexits.h."""
 
+_STOPPED = 143
+"""Exit code of a job that was asked to end, as after SIGTERM."""
+
+_TOLD = frozenset({WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.KILLED})
+
 
 def judge(
-    seen: Seen, *, job_id: str, log_dir: Path, cluster: Cluster, began: float, ended: float
-) -> tuple[RunResult, str]:
+    seen: Seen,
+    *,
+    job_id: str,
+    log_dir: Path,
+    cluster: Cluster,
+    began: float,
+    ended: float,
+    lang: str = "en",
+    facts: tuple[str, ...] = (),
+) -> RunResult:
     """Say how a job ended, or that it failed while others go on.
 
     Args:
@@ -35,96 +44,119 @@ def judge(
         cluster: The job's nodes.
         began: Wall-clock second of the job's start.
         ended: Of its end, or of now.
+        lang: Language of the report, `en` or `zh`.
+        facts: Findings about this machine, each a sentence.
 
     Returns:
-        The result, and the failure report, which is "" without a failure.
+        The result, with the report unless all went well.
     """
-    failures, leaving = _find_failures(seen, cluster)
-    workers = [_as_judged(worker, leaving) for worker in seen.workers]
-    ranks = tuple(worker.status for worker in workers if not worker.auxiliary)
-    auxiliaries = tuple(worker.status for worker in workers if worker.auxiliary)
-    state = _judge_state(seen, [status.state for status in ranks], failures)
-    result = RunResult(
+    ranks = tuple(worker.status for worker in seen.workers if not worker.auxiliary)
+    auxiliaries = tuple(worker.status for worker in seen.workers if worker.auxiliary)
+    well = all(status.state is WorkerState.SUCCEEDED for status in ranks) and not seen.failed
+    report: FailureReport | None = None
+    accounts = b""
+    if isinstance(seen.cause, InternalError) or not well:
+        # Loaded where it is needed: most jobs end well.
+        from davincirunsdk.diagnosis.judge import read_accounts, report_on
+        from davincirunsdk.diagnosis.parcel import pack
+
+        evidence = _evidence(seen, job_id, log_dir, cluster, lang, facts)
+        read = read_accounts(evidence)
+        report = report_on(evidence, read)
+        accounts = pack(read) if len(cluster.nodes) > 1 else b""
+    state = judge_state(report, failed=bool(seen.failed))
+    return RunResult(
         job_id=job_id,
         state=state,
-        exit_code=(
-            INTERNAL_ERROR if isinstance(seen.cause, InternalError) else choose_exit_code(failures, state)
-        ),
+        exit_code=choose_exit_code(report, state),
         workers=ranks,
         auxiliaries=auxiliaries,
-        failures=failures,
+        failures=report.failures if report is not None and state is JobState.FAILED else (),
         leftovers=seen.leftovers,
-        lost_log_bytes=sum(worker.status.lost_bytes for worker in workers),
+        lost_log_bytes=sum(worker.status.lost_bytes for worker in seen.workers),
         started=began,
         ended=ended,
         log_dir=log_dir,
+        report=report,
+        accounts=accounts,
     )
-    if not failures:
-        return result, ""
-    from davincirunsdk.diagnosis import failure_report
-
-    report = failure_report(
-        failures=failures,
-        workers=(*ranks, *auxiliaries),
-        job_id=job_id,
-        nnodes=len(cluster.nodes),
-        log_dir=log_dir,
-    )
-    return result, report
 
 
-def _as_judged(worker: WorkerSeen, leaving: WorkerSeen | None) -> WorkerSeen:
-    if worker is not leaving:
-        return worker
-    return replace(worker, status=replace(worker.status, state=WorkerState.FAILED))
+def must_raise(report: FailureReport) -> bool:
+    """Tell whether whoever waits for the job has to hear of it as an error.
 
-
-def _find_failures(seen: Seen, cluster: Cluster) -> tuple[tuple[WorkerFailure, ...], WorkerSeen | None]:
-    """Describe the workers that failed by themselves, root cause first.
-
-    Returns:
-        The failures, and the worker among them that counted as stopped by us before, if there is one.
+    That is so for every failure, and also when workers were ended from outside without our being
+    asked: nobody here knows of it otherwise.
     """
-    if not seen.failed:
-        return (), None
-    # Loaded where it is needed: most jobs end well.
-    from davincirunsdk.diagnosis import explain_exit, may_be_victim, order, was_leaving
-
-    failures = order(
-        tuple(_describe(worker, cluster, explain_exit(worker.status.exit_code)) for worker in seen.failed)
+    return report.verdict is not Verdict.SUCCEEDED and (
+        bool(report.failures) or report.verdict in (Verdict.NODE_LOST, Verdict.AUXILIARY)
     )
-    if not may_be_victim(failures[0]):
-        return failures, None
-    for worker in _stopped_after_last_words(seen):
-        reason = "it had raised an exception and was on its way out when the others were stopped"
-        described = _describe(worker, cluster, reason)
-        if was_leaving(described):
-            return (described, *failures), worker
-    return failures, None
 
 
-def _stopped_after_last_words(seen: Seen) -> list[WorkerSeen]:
-    """List the workers that we stopped and that wrote nothing after our SIGTERM, by their last words."""
-    began = seen.stop_began
-    if began is None:
-        return []
-    silent = [
-        (last, place)
-        for place, worker in enumerate(seen.workers)
-        if worker.status.state in (WorkerState.STOPPED, WorkerState.KILLED)
-        and (last := worker.status.last_output) is not None
-        and last <= began
-    ]
-    return [seen.workers[place] for _, place in sorted(silent)]
+def judge_state(report: FailureReport | None, *, failed: bool) -> JobState:
+    """Say how the job as a whole stands, in the same sense as its report.
+
+    Args:
+        report: Why it ended, None when all ended well.
+        failed: Whether a worker ended badly by itself.
+    """
+    if report is None or report.verdict is Verdict.SUCCEEDED:
+        return JobState.SUCCEEDED
+    if report.verdict is Verdict.STOPPED:
+        return JobState.STOPPED
+    if report.verdict is Verdict.UNCLEAR and not failed and not report.failures:
+        return JobState.STOPPED
+    return JobState.FAILED
 
 
-def _describe(worker: WorkerSeen, cluster: Cluster, reason: str) -> WorkerFailure:
-    from davincirunsdk.diagnosis import hint
+def choose_exit_code(report: FailureReport | None, state: JobState) -> int:
+    """Say what a command line should exit with."""
+    if report is None or state is JobState.SUCCEEDED:
+        return 0
+    if state is JobState.STOPPED and not report.failures:
+        return _STOPPED
+    return report.exit_code
+
+
+def _evidence(
+    seen: Seen, job_id: str, log_dir: Path, cluster: Cluster, lang: str, facts: tuple[str, ...]
+) -> Evidence:
+    from davincirunsdk.diagnosis.evidence import Evidence
+
+    end, reason = _why(seen)
+    return Evidence(
+        job_id=job_id,
+        log_dir=log_dir,
+        nnodes=len(cluster.nodes),
+        ranks=tuple(_rank(worker, seen, cluster) for worker in seen.workers),
+        end=end,
+        reason=reason,
+        leftovers=seen.leftovers,
+        facts=facts,
+        lang=lang,
+    )
+
+
+def _why(seen: Seen) -> tuple[End, str]:
+    from davincirunsdk.diagnosis.evidence import End
+
+    cause = seen.cause
+    if isinstance(cause, InternalError):
+        return End.INTERNAL_ERROR, cause.words
+    if isinstance(cause, Stalled):
+        return End.STALLED, cause.words
+    if isinstance(cause, TimeLimit):
+        return End.TIME_LIMIT, cause.words
+    if isinstance(cause, StopWanted | NodeLost) and not seen.failed:
+        return End.STOPPED, cause.words
+    return End.WORKERS, ""
+
+
+def _rank(worker: WorkerSeen, seen: Seen, cluster: Cluster) -> RankEvidence:
+    from davincirunsdk.diagnosis.evidence import RankEvidence
 
     status = worker.status
-    tail = tuple(worker.tail.decode(errors="replace").removesuffix("\n").split("\n")[-_TAIL_LINES:])
-    own_end = status.state is WorkerState.FAILED or (status.exit_code or 0) > 0
-    return WorkerFailure(
+    return RankEvidence(
         rank=status.rank,
         local_rank=status.local_rank,
         node_rank=cluster.node_rank,
@@ -132,30 +164,14 @@ def _describe(worker: WorkerSeen, cluster: Cluster, reason: str) -> WorkerFailur
         device_id=status.device_id,
         npu_id=status.npu_id,
         pid=status.pid,
-        # A signal of ours says nothing: an exception ends Python with 1.
-        exit_code=status.exit_code if own_end else 1,
-        ended=status.ended or time.time(),
-        log_path=status.log_path,
-        tail=tail if tail != ("",) else (),
-        reason=reason,
-        hint=hint(tail),
         name=status.name,
+        state=status.state,
+        exit_code=status.exit_code,
+        started=status.started,
+        ended=status.ended,
+        told=seen.stop_began if status.state in _TOLD else None,
+        last_output=status.last_output,
+        log_path=status.log_path,
+        output=worker.tail,
+        times=worker.times,
     )
-
-
-def _judge_state(seen: Seen, ranks: Sequence[WorkerState], failures: tuple[WorkerFailure, ...]) -> JobState:
-    if failures or isinstance(seen.cause, InternalError):
-        return JobState.FAILED
-    if all(state is WorkerState.SUCCEEDED for state in ranks):
-        return JobState.SUCCEEDED
-    return JobState.STOPPED
-
-
-def choose_exit_code(failures: tuple[WorkerFailure, ...], state: JobState) -> int:
-    """Say what a command line should exit with: the root cause's own code, 128 + n for signal n."""
-    if failures:
-        code = failures[0].exit_code
-        if code is None or code == 0:
-            return 1
-        return code if code > 0 else 128 - code
-    return 0 if state is JobState.SUCCEEDED else 143

@@ -1,0 +1,219 @@
+"""What one error block says: whose fault, which known error, in which words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from davincirunsdk.diagnosis.blocks import Kind, is_advice, is_error_level
+from davincirunsdk.diagnosis.knowledge import Known, Role, codes_in, fragments_in
+from davincirunsdk.diagnosis.lines import mask
+from davincirunsdk.diagnosis.speech import (
+    is_about_being_told,
+    is_about_communication,
+    is_about_waiting,
+    is_carrier,
+    is_hedged,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from davincirunsdk.diagnosis.blocks import Block
+    from davincirunsdk.diagnosis.lines import Line
+
+_SCANNED = 3000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An error of one rank.
+
+    Attributes:
+        kind: Sort of the block.
+        role: Whose fault it is by its own words.
+        sure: The role comes from a known error, not from the mere fact that something was raised.
+        known: The known error behind it, or None.
+        headline: The line that says it.
+        quotes: Every line that says it, such as all exceptions of a chain.
+        reason: The message's own reason, operator or error text, or "".
+        key: The headline with numbers masked: equal for ranks that fail alike.
+        exact: The headline as it is, but for the rank's own number.
+        time: Wall-clock second of its first line, None when not known.
+        place: Index of its first line.
+        carrier: Its exception class proves no fault of the rank's own.
+        told: It only says that the process was asked to end.
+        thread: Raised in a thread: the process lives on.
+    """
+
+    kind: Kind
+    role: Role
+    sure: bool
+    known: Known | None
+    headline: str
+    quotes: tuple[str, ...]
+    reason: str
+    key: str
+    exact: str
+    time: float | None
+    place: int
+    carrier: bool
+    told: bool
+    thread: bool
+
+    @property
+    def code(self) -> str:
+        """The known error's code, or ""."""
+        return self.known.code if self.known is not None else ""
+
+    @property
+    def vague(self) -> bool:
+        """Whether its code says little by itself."""
+        return self.known is not None and self.known.vague
+
+    @property
+    def link(self) -> bool:
+        """Whether it is about a connection either end of which may be at fault."""
+        return self.known is not None and self.known.link
+
+
+_REASON = re.compile(
+    r"(?:\breason|errorStr|error message|errMsg|原因)\s*[:=：]\s*\[?\s*(.{3,400}?)(?:\]|\.\s|\.$|$|[;；。]\s?)",
+    re.IGNORECASE,
+)
+_OPERATOR = re.compile(
+    r"(?:fault kernel_name|kernel_name|op(?:erator)?[ _]?name|node[ _]name|opname)\s*[:=]?\s*[\[\"']?([\w/.:-]{2,160})",
+    re.IGNORECASE,
+)
+_OWN_RANK = re.compile(
+    r"\b(?:rank|rankid|rank_id|local_rank|device|deviceid|pid|process)\b[\s:=\[#_]*\d+", re.IGNORECASE
+)
+
+
+def assess(block: Block, lines: Sequence[Line], rank: int) -> Finding:
+    """Say what a block is about.
+
+    Args:
+        block: The block.
+        lines: The output that it is a part of.
+        rank: Whose output it is.
+    """
+    known = best_known(block.texts)
+    chosen = _chosen(block, known[1] if known else "")
+    whole = " ".join(text[:_SCANNED].strip() for text in block.said)[: 4 * _SCANNED]
+    role, sure = _role(block, known[0] if known else None, whole)
+    return Finding(
+        kind=block.kind,
+        role=role,
+        sure=sure,
+        known=known[0] if known else None,
+        headline=chosen,
+        quotes=_quotes(block, chosen),
+        reason=_reason(block),
+        key=mask(chosen),
+        exact=_OWN_RANK.sub("", chosen),
+        time=next((line.time for line in lines[block.first : block.last + 1] if line.time is not None), None),
+        place=block.first,
+        carrier=is_carrier(block.said[-1]),
+        told=is_about_being_told(" ".join(block.said[-2:])),
+        thread=block.thread,
+    )
+
+
+def _chosen(block: Block, known_line: str) -> str:
+    """The line that says it: the last exception, unless only another one of the chain explains."""
+    if block.kind is Kind.TRACEBACK and len(block.said) > 1:
+        if known_line in block.said:
+            return known_line.strip()
+        if is_about_waiting(block.said[0]) or _is_bare(block.said[-1]):
+            return block.said[0].strip()
+    return (block.said[-1] if block.kind is Kind.TRACEBACK else block.said[0]).strip()
+
+
+def _is_bare(text: str) -> bool:
+    return ":" not in text.rstrip(": ")
+
+
+def _quotes(block: Block, chosen: str) -> tuple[str, ...]:
+    said = [text.strip() for text in block.said]
+    picked = [said[0], chosen, said[-1]] if block.kind is Kind.TRACEBACK else [chosen, *said[:2]]
+    return tuple(dict.fromkeys(picked))
+
+
+def best_known(texts: Sequence[str]) -> tuple[Known, str] | None:
+    """Find the known error that explains these lines best, and the line that names it.
+
+    One that is a cause goes before an effect, one that only wraps others last; of equals the first in
+    the text is taken, for later ones follow from it. What stands in advice or as an example is none.
+    """
+    cut = [text[:_SCANNED] for text in texts]
+    present = fragments_in(cut)
+    found: list[tuple[tuple[bool, int, int, int], Known, str]] = []
+    advised = False
+    for index, text in enumerate(cut):
+        if is_advice(text):
+            advised = True
+        elif not text.startswith("  "):
+            advised = False
+        if advised or (is_error_level(text) is False and index == 0):
+            continue
+        lowered = text.lower()
+        for known in codes_in(text):
+            if is_hedged(text, text.find(known.code)) and not text.lstrip().startswith(known.code):
+                continue
+            found.append(((known.vague, _weight(known), index, 0), known, text))
+        for row, (known, parts) in enumerate(present):
+            at = lowered.find(parts[0])
+            if at < 0 or not all(part in lowered for part in parts):
+                continue
+            if not known.hedged and is_hedged(text, at):
+                continue
+            found.append(((known.vague, _weight(known), index, row + 1), known, text))
+    if not found:
+        return None
+    _, known, text = min(found, key=lambda one: one[0])
+    return known, text
+
+
+def _weight(known: Known) -> int:
+    if known.role is Role.PRIMARY:
+        return 0
+    if known.names:
+        return 1
+    return 2 if known.role is Role.UNKNOWN else 3
+
+
+def _role(block: Block, known: Known | None, said: str) -> tuple[Role, bool]:
+    about_others = is_about_waiting(said)
+    if known is not None:
+        if known.role is Role.PRIMARY:
+            return Role.PRIMARY, True
+        if (known.vague and known.role is not Role.SECONDARY) or known.code == "EH9999":
+            waits = about_others or is_about_waiting(" ".join(text[:300] for text in block.texts[:40]))
+            if not waits and "sync" in said.lower() and "stream" in said.lower():
+                waits = True
+            if waits:
+                return Role.SECONDARY, True
+            own = block.kind in (Kind.TRACEBACK, Kind.EXCEPTION) and not is_carrier(block.said[-1])
+            return (Role.PRIMARY, False) if own else (Role.UNKNOWN, False)
+        return known.role, True
+    if about_others:
+        return Role.SECONDARY, False
+    if block.kind is Kind.USAGE:
+        return Role.PRIMARY, True
+    if is_about_communication(block.said[-1].strip()):
+        return Role.UNKNOWN, False
+    return Role.PRIMARY, False
+
+
+def _reason(block: Block) -> str:
+    for text in block.texts[:120]:
+        if is_advice(text):
+            continue
+        if (found := _REASON.search(text[:_SCANNED])) is not None:
+            return found[1].strip(" .")
+    for text in block.texts[:120]:
+        if not is_advice(text) and (found := _OPERATOR.search(text[:_SCANNED])) is not None:
+            return f"operator {found[1]}"
+    return ""
