@@ -85,7 +85,12 @@ class Account:
             return True
         if of.state is WorkerState.SUCCEEDED:
             return False
-        return self.finding is not None and (of.told is not None or of.ended is not None or bool(of.raised))
+        if self.by_signal is not None:
+            return True
+        if self.finding is None or (of.told is None and of.ended is None):
+            return False
+        # A library may log an error of waiting and wait on: that is no end.
+        return (of.exit_code or 0) > 0 or self.finding.kind not in (Kind.LOG, Kind.WORDS)
 
     @property
     def running(self) -> bool:

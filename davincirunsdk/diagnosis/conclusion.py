@@ -163,7 +163,7 @@ def _node_lost(evidence: Evidence, failed: Sequence[Account]) -> _Found | None:
     if not evidence.lost or any(_is_own(one) for one in failed):
         return None
     lost = evidence.lost[0]
-    ranks = f"{lost.ranks[0]}-{lost.ranks[-1]}" if lost.ranks else ""
+    ranks = compact(lost.ranks)
     why = Words(
         en=f"Sure: node {lost.node_rank} ({lost.node}) with ranks {ranks} was lost: {lost.reason}",
         zh=f"确定：节点 {lost.node_rank}（{lost.node}，rank {ranks}）失联：{lost.reason}",

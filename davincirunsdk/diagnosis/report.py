@@ -150,8 +150,8 @@ class _Writer:
         if verdict is Verdict.NODE_LOST:
             lost = self.evidence.lost[0]
             return self.said(
-                f"job {job} failed: node {lost.node_rank} ({lost.node}) was lost with all its workers",
-                f"作业 {job} 失败：节点 {lost.node_rank}（{lost.node}）及其全部进程失联",
+                f"job {job} failed: node {lost.node_rank} is the root cause, lost with all its workers",
+                f"作业 {job} 失败：节点 {lost.node_rank} 是根因，连同其全部进程失联",
             )
         if verdict is Verdict.LINK:
             one, other = self.conclusion.named[0].rank, self.conclusion.named[1].rank

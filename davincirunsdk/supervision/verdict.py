@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from davincirunsdk.supervision.cause import InternalError, NodeLost, Stalled, StopWanted, TimeLimit
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.diagnosis.evidence import End, Evidence, RankEvidence
     from davincirunsdk.supervision.seen import Seen, WorkerSeen
-    from davincirunsdk.types import FailureReport
+    from davincirunsdk.types import FailureReport, WorkerStatus
 
 INTERNAL_ERROR = 70
 """Exit code of an error of our own, EX_SOFTWARE of sysexits.h."""
@@ -51,7 +52,6 @@ def judge(
         The result, with the report unless all went well.
     """
     ranks = tuple(worker.status for worker in seen.workers if not worker.auxiliary)
-    auxiliaries = tuple(worker.status for worker in seen.workers if worker.auxiliary)
     well = all(status.state is WorkerState.SUCCEEDED for status in ranks) and not seen.failed
     report: FailureReport | None = None
     accounts = b""
@@ -64,13 +64,14 @@ def judge(
         read = read_accounts(evidence)
         report = report_on(evidence, read)
         accounts = pack(read) if len(cluster.nodes) > 1 else b""
+        ranks = tuple(_as_judged(status, report) for status in ranks)
     state = judge_state(report, failed=bool(seen.failed))
     return RunResult(
         job_id=job_id,
         state=state,
         exit_code=choose_exit_code(report, state),
         workers=ranks,
-        auxiliaries=auxiliaries,
+        auxiliaries=tuple(worker.status for worker in seen.workers if worker.auxiliary),
         failures=report.failures if report is not None and state is JobState.FAILED else (),
         leftovers=seen.leftovers,
         lost_log_bytes=sum(worker.status.lost_bytes for worker in seen.workers),
@@ -80,6 +81,12 @@ def judge(
         report=report,
         accounts=accounts,
     )
+
+
+def _as_judged(status: WorkerStatus, report: FailureReport) -> WorkerStatus:
+    """A worker that was stopped, but had been failing before, counts as failed."""
+    failing = any(failure.rank == status.rank for failure in report.failures)
+    return replace(status, state=WorkerState.FAILED) if failing and status.state in _TOLD else status
 
 
 def must_raise(report: FailureReport) -> bool:
