@@ -126,6 +126,9 @@ def _stopped_from_outside(ranks: Sequence[Account], failed: Sequence[Account]) -
     rest = [one for one in failed if not one.ended_from_outside]
     # Under a scheduler's stop some ranks get to say that they were told, or just leave.
     with_reason = [one for one in rest if one.finding is not None and not one.finding.told]
+    first = min((one.of.ended or math.inf for one in outside), default=math.inf)
+    if any((one.of.ended or math.inf) < first - 1.0 for one in rest):
+        return None
     if with_reason or any(one.running and one.of.told is None for one in ranks):
         return None
     if signal.SIGKILL in numbers:

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.account import Account, read_rank
-from davincirunsdk.diagnosis.conclusion import conclude
+from davincirunsdk.diagnosis.conclusion import compact, conclude
 from davincirunsdk.diagnosis.evidence import End
 from davincirunsdk.diagnosis.exits import explain_exit
 from davincirunsdk.diagnosis.knowledge import Role
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.diagnosis.conclusion import Conclusion
-    from davincirunsdk.diagnosis.evidence import Evidence
+    from davincirunsdk.diagnosis.evidence import Evidence, LostNode
 
 _TIMED_OUT = 124
 _INTERNAL = 70
@@ -48,6 +48,9 @@ def report_on(evidence: Evidence, accounts: Sequence[Account]) -> FailureReport:
     ordered = [one for one in lead if one.failed]
     ordered += [one for one in conclusion.failed if one not in ordered]
     failures = tuple(describe(one, evidence.lang) for one in ordered)
+    root_cause = _root_cause(evidence, conclusion, failures)
+    if conclusion.verdict is Verdict.NODE_LOST:
+        failures = (root_cause, *failures)
     return FailureReport(
         verdict=conclusion.verdict,
         ranks=tuple(one.rank for one in conclusion.named if one.rank >= 0),
@@ -55,7 +58,7 @@ def report_on(evidence: Evidence, accounts: Sequence[Account]) -> FailureReport:
         text=write_report(evidence, accounts, conclusion),
         exit_code=_exit_code(evidence, conclusion),
         failures=failures,
-        root_cause=_root_cause(evidence, conclusion, failures),
+        root_cause=root_cause,
         stopped_ranks=tuple(
             sorted(
                 one.rank
@@ -128,9 +131,17 @@ def _root_cause(
         ended=lost.time if lost is not None else 0.0,
         log_path=evidence.log_dir,
         tail=(),
-        reason=lost.reason if lost is not None else conclusion.why.text(evidence.lang),
+        reason=_loss(lost) if lost is not None else conclusion.why.text(evidence.lang),
         name=f"node {lost.node_rank}" if lost is not None else "nobody",
     )
+
+
+def _loss(lost: LostNode) -> str:
+    if not lost.ranks:
+        return lost.reason
+    several = len(lost.ranks) > 1
+    were = f"rank{'s' * several} {compact(lost.ranks)} {'were' if several else 'was'} there"
+    return f"{were}: {lost.reason}"
 
 
 def _exit_code(evidence: Evidence, conclusion: Conclusion) -> int:

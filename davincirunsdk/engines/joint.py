@@ -222,6 +222,7 @@ def _accounts(member: NodePart) -> list[Account]:
                 exit_code=status.exit_code,
                 started=status.started,
                 ended=status.ended,
+                told=status.ended if status.state in (WorkerState.STOPPED, WorkerState.KILLED) else None,
                 last_output=status.last_output,
                 log_path=status.log_path,
                 output=status.last_line.encode(errors="replace"),

@@ -185,7 +185,11 @@ class Meeting(ABC):
         if joint.failures and not result.failures:
             await self._within(self._terms.leave_after)
         return replace(
-            result, state=joint.state, exit_code=joint.exit_code, failures=joint.failures
+            result,
+            state=joint.state,
+            exit_code=joint.exit_code,
+            failures=joint.failures,
+            report=joint.report,
         ), joint_report
 
     def hurry(self) -> None:
@@ -236,7 +240,8 @@ class Meeting(ABC):
     async def _judge(self, parts: Sequence[Part], troubled: Sequence[Part]) -> tuple[RunResult, str]:
         own = self._own.result
         assert own is not None
-        return await in_thread_or_here(lambda: judge(parts, troubled, job_id=own.job_id, began=self._began))
+        joint = await in_thread_or_here(lambda: judge(parts, troubled, job_id=own.job_id, began=self._began))
+        return joint, joint.report.text if joint.report is not None else ""
 
 
 async def resolved(names: Sequence[str]) -> frozenset[str]:

@@ -561,4 +561,4 @@ async def test_reports_of_nodes_carry_the_workers() -> None:
             channel.send(Told(NodeReport(workers=(status(1),))))
         await asyncio.wait_for(host.stopped.wait(), 10)
         found, _ = await host.meeting.conclude(result(0, None), "")
-        assert "ranks 1-1 were there" in found.failures[0].reason
+        assert "rank 1 was there" in found.failures[0].reason
