@@ -140,8 +140,9 @@ def _broken(*_: object, **__: object) -> None:
         "davincirunsdk.supervision.attempt.Attempt._see_stop_through",
         "davincirunsdk.supervision.attempt._look_at",
         "davincirunsdk.supervision.worker.Worker._peek",
-        "davincirunsdk.leftovers.process_tree.ProcessTree.end",
-        "davincirunsdk.leftovers.process_tree.ProcessTree.terminate",
+        "davincirunsdk.leftovers.process_tree.ProcessTree.find",
+        "davincirunsdk.leftovers.ending.Ending.stop",
+        "davincirunsdk.leftovers.ending.Ending.end",
     ],
 )
 async def test_an_error_of_our_own_is_raised(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
