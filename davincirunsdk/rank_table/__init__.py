@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from davincirunsdk.cluster import printable
+from davincirunsdk.findings import Finding
 from davincirunsdk.rank_table import v0, v1, v2
 from davincirunsdk.rank_table.decoding import BOM, Break, decode
-from davincirunsdk.rank_table.findings import Finding, Findings, TooManyFaults, error_of, show
+from davincirunsdk.rank_table.findings import Findings, TooManyFaults, error_of, show
 from davincirunsdk.rank_table.table import Json, RankTable, Row, Server, TableNode
 
 if TYPE_CHECKING:

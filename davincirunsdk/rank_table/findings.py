@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import printable
 from davincirunsdk.errors import RankTableError
+from davincirunsdk.findings import Finding, Level
 
 if TYPE_CHECKING:
     from davincirunsdk.rank_table.table import Json
@@ -29,27 +29,6 @@ class Missing:
 
 
 MISSING = Missing()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong or odd about a rank table.
-
-    Attributes:
-        where: JSON path such as `server_list[0].device[3].rank_id`, "" for the whole text.
-        found: What stands there, in words.
-        expected: What should stand there, or what to make of it.
-        fatal: True for a fault, False for a warning.
-    """
-
-    where: str
-    found: str
-    expected: str
-    fatal: bool = True
-
-    def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        return f"{place}found {self.found}; expected {self.expected}"
 
 
 class TooManyFaults(Exception):
@@ -76,7 +55,7 @@ class Findings:
 
     def warn(self, where: str, found: str, expected: str) -> None:
         """Note something odd that does not keep the table from being used."""
-        self.warnings.append(Finding(where=where, found=found, expected=expected, fatal=False))
+        self.warnings.append(Finding(where=where, found=found, expected=expected, level=Level.WARNING))
 
 
 def error_of(faults: list[Finding], path: str | None) -> RankTableError:

@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from davincirunsdk.rank_table.findings import Finding
+    from davincirunsdk.findings import Finding
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

@@ -13,14 +13,14 @@ PACKAGE = Path(__file__).parents[2] / "davincirunsdk"
 # the exceptions named behind them.
 ORDER: list[dict[str, set[str]]] = [
     {"__main__": set()},
-    {"cli": {"engines"}, "blocking": {"aio"}, "aio": set(), "engines": {"blocking"}},
+    {"ctl": set(), "cli": {"engines"}, "blocking": {"aio"}, "aio": set(), "engines": {"blocking"}},
     {"manager": set()},
     {"options": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
     {"diagnosis": set(), "manifests": set(), "peers": set(), "environment": set()},
     {"logs": set(), "steps": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
-    {"errors": set(), "concurrency": set(), "script": set()},
+    {"errors": set(), "findings": set(), "concurrency": set(), "script": set()},
     {"types": set(), "__init__": set()},
 ]
 DEMO = "demo"  # a program of its own
