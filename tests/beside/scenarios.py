@@ -8,7 +8,10 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORKER = """
 import json, os, sys
@@ -41,9 +44,7 @@ def table_v1(*devices: int) -> str:
         for rank, device in enumerate(devices)
     ]
     server = {"server_id": "10.0.0.1", "device": rows}
-    return json.dumps(
-        {"status": "completed", "version": "1.0", "server_count": "1", "server_list": [server]}
-    )
+    return json.dumps({"status": "completed", "version": "1.0", "server_count": "1", "server_list": [server]})
 
 
 def table_v0(*devices: int) -> str:
@@ -189,6 +190,7 @@ SCENARIOS = [
         code=CATCH.format("start_and_wait_distributed_train(COMMAND)"),
     ),
 ]
+_SHELL = ("PWD", "SHLVL", "_")
 _OURS = re.compile(r"^(DAVINCIRUN|PYTHON)")
 
 
@@ -203,7 +205,7 @@ def run(scenario: Scenario, python: str, folder: Path) -> Seen:
     for name, text in {"worker.py": WORKER, "script.py": HEAD + scenario.code, **scenario.files}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    before = {path for path in folder.rglob("*")}
+    before = set(folder.rglob("*"))
     inherited = {"PATH": os.environ["PATH"], "HOME": str(folder), "PLACE": str(folder), "LANG": "C.UTF-8"}
     inherited |= {name: value.replace("{here}", str(folder)) for name, value in scenario.env.items()}
     done = subprocess.run(
@@ -240,7 +242,7 @@ def run(scenario: Scenario, python: str, folder: Path) -> Seen:
             rank: {
                 name: _value(value, folder)
                 for name, value in sorted(env.items())
-                if inherited.get(name) != value and not _OURS.match(name) and name not in ("PWD", "SHLVL", "_")
+                if inherited.get(name) != value and not _OURS.match(name) and name not in _SHELL
             }
             for rank, (env, _) in sorted(workers.items())
         },

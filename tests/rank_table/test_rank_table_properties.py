@@ -148,7 +148,8 @@ def at(document: Any, path: Path) -> Any:
 
 def put(document: Any, path: Path, value: Any) -> None:
     """Set the value at a place."""
-    at(document, path[:-1])[path[-1]] = value
+    # A copy: what is drawn next may change it, and the next example must find it as it was.
+    at(document, path[:-1])[path[-1]] = copy.deepcopy(value)
 
 
 def remove(document: Any, path: Path) -> None:
