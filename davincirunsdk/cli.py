@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,6 +155,11 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
     help="Host or address of node 0.  [default: from the platform, or 127.0.0.1]",
 )
 @click.option(
+    "--ignore-platform",
+    is_flag=True,
+    help="Let what is given here count where the platform or the rank table says otherwise.",
+)
+@click.option(
     "--master-port",
     type=click.IntRange(1, 65535),
     metavar="P",
@@ -266,6 +272,7 @@ def _command(
     nnodes: int | None,
     node_rank: int | None,
     master_addr: str | None,
+    ignore_platform: bool,
     master_port: int | None,
     module: bool,
     work_dir: str,
@@ -324,10 +331,12 @@ def _command(
         complete = _complete(command, module, absolute("work_dir", work_dir))
         job: FMKManager | NodesManager
         if engine is not None:
-            options = JobOptions.of(complete, work_dir, log_dir or "./log", **asked)
+            options = replace(
+                JobOptions.of(complete, work_dir, log_dir or "./log", **asked), command_line=True
+            )
             job = _over_nodes(engine, options, context, notify)
         else:
-            options = JobOptions.of(complete, work_dir, log_dir, **asked)
+            options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
             job = FMKManager.from_options(options, notify=notify)
         return asyncio.run(_Run(job, words, quiet=quiet, verbose=verbose, grace_period=grace_period).run())
     except (RankTableError, PlatformError) as error:

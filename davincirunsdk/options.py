@@ -346,6 +346,8 @@ class Wish:
         ignore_platform: Where two sources contradict each other about size or place of the job,
             let the more trusted one count: what is given here, then the rank table, then the
             platform. By default that is an error.
+        command_line: True for a job of the command, whose users expect the logs of CANN and the
+            frameworks elsewhere than those of the calls do; not for users to set.
     """
 
     rank_table: Path | None = option(None, absolute)
@@ -356,6 +358,7 @@ class Wish:
     master_addr: str | None = option(None, text)
     master_port: int | None = option(None, number(1, 65535))
     ignore_platform: bool = option(False, flag)
+    command_line: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import file_name
+from davincirunsdk.environment.stale import CHIEF, STALE
 from davincirunsdk.host.devices import MASK
 from davincirunsdk.leftovers.mark import JOB_MARK
 
@@ -15,31 +16,10 @@ if TYPE_CHECKING:
 
     from davincirunsdk.cluster import Cluster, Device
 
+RESTART_COUNT = "DAVINCIRUN_RESTART_COUNT"
+"""The variable with the number of this start of the workers, from 0."""
+
 FRAMEWORKS = ("auto", "mindspore", "torch", "none")
-
-_STALE = re.compile(
-    r"""
-      OMPI_.* | PMI_.* | PMIX_.*  # MindSpore, when imported, overwrites RANK_ID from mpirun's names
-    | TORCHELASTIC_.* | GROUP_WORLD_SIZE | ROLE_.*
-    | RANK | LOCAL_RANK | WORLD_SIZE | LOCAL_WORLD_SIZE | GROUP_RANK
-    | MS_ROLE | MS_NODE_ID | MS_WORKER_NUM | MS_SERVER_NUM | MS_SCHED_HOST | MS_SCHED_PORT
-    | MS_LOCAL_WORKER | MS_NODE_RANK
-    | RANK_ID | RANK_SIZE | DEVICE_ID | ASCEND_DEVICE_ID | RANK_START
-    """,
-    re.VERBOSE,
-)
-"""Names that an outer launcher or a pod left behind and that mean something else for a worker."""
-
-_CHIEF = (
-    "CM_CHIEF_IP",
-    "CM_CHIEF_PORT",
-    "CM_CHIEF_DEVICE",
-    "CM_WORKER_SIZE",
-    "CM_WORKER_IP",
-    "CM_LOCAL_WORKER",
-    "CM_RANK",
-)
-"""TensorFlow's start without a rank table; it must not stand beside one."""
 
 
 def worker_environment(
@@ -52,6 +32,10 @@ def worker_environment(
     extra: Mapping[str, str],
     mark: str,
     cores: int,
+    job_id: str = "",
+    error_file: str = "",
+    max_restarts: int = 0,
+    attempt: int = 0,
 ) -> dict[str, str]:
     """Build the whole environment of one worker.
 
@@ -64,14 +48,18 @@ def worker_environment(
         extra: What the user gave for this job; it wins over everything but rank and device.
         mark: The job's mark.
         cores: Usable cores of this machine.
+        job_id: The job's id, by which torch's helpers tell runs apart; by default the platform's.
+        error_file: File to which torch's `record` writes an exception, "" for none.
+        max_restarts: Restarts that the job may have.
+        attempt: Number of this start, from 0.
 
     Returns:
         The environment. Sources: the documented variables of the 0.1 series, HCCL, MindSpore,
         torch; see README, "What a worker gets".
     """
-    base = {name: value for name, value in inherited.items() if not _STALE.fullmatch(name)}
+    base = {name: value for name, value in inherited.items() if not STALE.fullmatch(name)}
     if cluster.rank_table is not None:
-        for name in _CHIEF:
+        for name in CHIEF:
             base.pop(name, None)
     given = {**base, **extra}
     result = dict(given)
@@ -94,7 +82,17 @@ def worker_environment(
             result["ASCEND_SLOG_PRINT_TO_STDOUT"] = "1"
     if cluster.visible_devices is not None:
         result[MASK] = ",".join(str(number) for number in cluster.visible_devices)
+    if framework in ("auto", "torch"):
+        result |= {
+            # With it Lightning takes torch's ranks and not Slurm's.
+            "TORCHELASTIC_RUN_ID": job_id or cluster.job_id,
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        }
+        if error_file:
+            result["TORCHELASTIC_ERROR_FILE"] = error_file
     result[JOB_MARK] = mark
+    result[RESTART_COUNT] = str(attempt)
     return result
 
 
@@ -105,9 +103,11 @@ def scheduler_environment(worker: Mapping[str, str], world_size: int) -> dict[st
         worker: Environment of a worker of this node.
         world_size: Workers in the job.
     """
-    scheduler = {name: value for name, value in worker.items() if not _STALE.fullmatch(name)}
+    scheduler = {name: value for name, value in worker.items() if not STALE.fullmatch(name)}
     return {
         **scheduler,
+        JOB_MARK: worker[JOB_MARK],
+        RESTART_COUNT: worker[RESTART_COUNT],
         "MS_ROLE": "MS_SCHED",
         "MS_WORKER_NUM": str(world_size),
         "MS_SCHED_HOST": worker["MS_SCHED_HOST"],
@@ -117,7 +117,7 @@ def scheduler_environment(worker: Mapping[str, str], world_size: int) -> dict[st
 
 def _defaults(local_world_size: int, cores: int) -> dict[str, str]:
     """Values that give way to whatever the user has set."""
-    defaults = {"PYTHONUNBUFFERED": "1"}
+    defaults = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if local_world_size > 1:
         # Each rank taking all cores makes four MindSpore ranks on two cores twice as slow.
         defaults["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size))
@@ -147,6 +147,10 @@ def _torch(cluster: Cluster, device: Device, master_port: int) -> dict[str, str]
         "WORLD_SIZE": str(cluster.world_size),
         "LOCAL_WORLD_SIZE": str(len(cluster.node.devices)),
         "GROUP_RANK": str(cluster.node_rank),
+        "GROUP_WORLD_SIZE": str(len(cluster.nodes)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(device.rank),
+        "ROLE_WORLD_SIZE": str(cluster.world_size),
         "MASTER_ADDR": cluster.master_addr,
         "MASTER_PORT": str(master_port),
     }

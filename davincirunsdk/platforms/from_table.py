@@ -97,7 +97,7 @@ def cluster(
         master_port=int(port.value) if port else None,
         job_id=paths.job_id(env),
         rank_table=paths.file_for_hccl(table, path, env, root, documented=False),
-        log_root=paths.log_root(env),
+        log_root=paths.log_root(env, command_line=wish.command_line),
         log_dir=next((site.log_dir for site in sites if site.log_dir), None),
         visible_devices=mask,
         physical_device_id=devices.wants_physical_ids(root),

@@ -77,7 +77,7 @@ def cluster(
         master_port=master_port,
         job_id=paths.job_id(env),
         rank_table=None,
-        log_root=paths.log_root(env),
+        log_root=paths.log_root(env, command_line=wish.command_line),
         log_dir=next((site.log_dir for site in sites if site.log_dir), None),
         physical_device_id=devices.wants_physical_ids(root),
         npus=npus,

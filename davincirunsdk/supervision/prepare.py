@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.options import JobOptions
-
-
-_RESTART_COUNTS = ("DAVINCIRUN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +100,7 @@ class Preparation:
                 mark=self.mark,
                 paths=[file.path for file in files],
                 attempt=number,
+                job_id=self.job_id,
             ),
             files=tuple(files),
         )
@@ -160,7 +159,15 @@ def prepare(
     except OSError as error:
         raise _log_error(log_dir, error) from None
     try:
-        specs = _specs(options, cluster, inherited, mark=mark, paths=[file.path for file in files], attempt=0)
+        specs = _specs(
+            options,
+            cluster,
+            inherited,
+            mark=mark,
+            paths=[file.path for file in files],
+            attempt=0,
+            job_id=job_id,
+        )
     except BaseException:
         for file in (events, *files):
             file.close()
@@ -204,6 +211,7 @@ def _specs(
     mark: str,
     paths: Sequence[Path],
     attempt: int,
+    job_id: str,
 ) -> tuple[WorkerSpec, ...]:
     """Build what is started, with a port and environments of this attempt."""
     port = _choose_port(cluster, options.master_port)
@@ -220,9 +228,11 @@ def _specs(
             extra=options.env,
             mark=mark,
             cores=cores,
+            job_id=job_id,
+            error_file=str(_error_file(path)),
+            attempt=attempt,
         )
         _make_log_folders(environment)
-        _count_restarts(environment, attempt)
         specs.append(
             WorkerSpec(
                 rank=device.rank,
@@ -252,10 +262,12 @@ def _specs(
     return tuple(specs)
 
 
-def _count_restarts(environment: dict[str, str], attempt: int) -> None:
-    for name in _RESTART_COUNTS:
-        if name in environment or name == _RESTART_COUNTS[0]:
-            environment[name] = str(attempt)
+def _error_file(log: Path) -> Path:
+    """Name the file beside a worker's log that torch's `record` writes; an earlier attempt's is removed."""
+    file = log.with_name(f"{log.stem}-error.json")
+    with suppress(OSError):
+        file.unlink()
+    return file
 
 
 def _make_folder(folder: Path, name: str) -> None:

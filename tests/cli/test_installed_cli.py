@@ -172,7 +172,7 @@ def test_values_of_the_user_are_kept_and_stale_ones_removed() -> None:
     }
     program = f"import os; print([os.environ.get(n) for n in {[*mine, *stale]}])"
     done = davincirun("--nproc-per-node", "2", "--echo", "1", PY, "-c", program, env={**mine, **stale})
-    assert done.stdout == f"[rank 1] {[*mine.values(), None, '1', '1', None, None]}\n"
+    assert done.stdout == f"[rank 1] {[*mine.values(), None, '1', '1', os.uname().nodename, None]}\n"
 
 
 def test_mindspore_gets_a_scheduler_that_is_no_rank(job_folder: Path) -> None:
