@@ -84,7 +84,8 @@ class EventLog:
                 "progress": None if event.progress is None else _figures(event.progress),
             }
             line |= {name: value for name, value in about.items() if value is not None}
-            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            # A name that is not UTF-8 has lone surrogates: in JSON, these are written as escapes.
+            self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
         self._file.close()
 
     def _is_due(self, event: Event) -> bool:

@@ -151,13 +151,22 @@ def _open_locked(path: Path) -> int:
             except OSError as error:
                 logger.debug("no lock on %s: %s", path, error)
             found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
-                return file
-            _keep_earlier(path)
+            # Between opening and locking, another job may have renamed it: then its own is there now.
+            if _is_at(path, found):
+                if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
+                    return file
+                _keep_earlier(path)
         except BaseException:
             os.close(file)
             raise
         os.close(file)
+
+
+def _is_at(path: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), found)
+    except FileNotFoundError:
+        return False
 
 
 def _keep_earlier(path: Path) -> None:

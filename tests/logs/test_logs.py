@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -17,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from davincirunsdk import DistributedRuntimeError, FMKManager
+from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.file import LogFile
 from davincirunsdk.logs.limit import LimitedLogFile
 from davincirunsdk.logs.streams import BlockStream, LineCutter, LineStream
-from davincirunsdk.types import LogBlock
+from davincirunsdk.types import Event, LogBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -581,3 +584,50 @@ def test_a_stream_counts_what_it_leaves_out(lines: list[tuple[int, str]], bound:
     if not dropped[0]:
         kept = "".join(text.replace("\r", "") for _, text in lines)
         assert sorted("".join(read_lines)) == sorted(kept + "<>" * len(lines))
+
+
+def test_a_file_that_is_renamed_between_opening_and_locking(
+    job_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs of one name at one moment: the later one takes another file and leaves the first one's."""
+    path = job_folder / "log.txt"
+    path.write_text("of an earlier run\n")
+    lock, others = fcntl.flock, []
+
+    def another_comes(file: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        others.append(LogFile(path, lambda text: None))
+        others[0].write(b"of the other job\n")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", another_comes)
+    with pytest.raises(BlockingIOError):
+        LogFile(path, lambda text: None)
+    assert path.read_text() == "of the other job\n"
+    assert (job_folder / "log.1.txt").read_text() == "of an earlier run\n"
+    others[0].close()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 7, 8, 100])
+def test_earlier_runs_are_numbered_on(kept: int, job_folder: Path) -> None:
+    """The next free number, found without counting through all of them."""
+    for number in range(1, kept + 1):
+        (job_folder / f"log.{number}.txt").touch()
+    (job_folder / "log.txt").write_text("earlier")
+    LogFile(job_folder / "log.txt", lambda text: None).close()
+    assert (job_folder / f"log.{kept + 1}.txt").read_text() == "earlier"
+
+
+async def test_events_with_any_name_are_written(job_folder: Path) -> None:
+    """A process name that is not UTF-8 is written, and read back, as what it is."""
+    name = "训练".encode()[:5]
+    file = await asyncio.to_thread(LogFile, job_folder / "events.jsonl", lambda text: None)
+    log = EventLog(file, "job", "node")
+    written = log.start()
+    log.put(Event(kind="leftover", time=1.0, detail=os.fsdecode(name)))
+    log.put(Event(kind="finished", time=2.0))
+    log.close()
+    await written
+    lines = [json.loads(line) for line in (job_folder / "events.jsonl").read_bytes().splitlines()]
+    assert [line["kind"] for line in lines] == ["leftover", "finished"]
+    assert os.fsencode(lines[0]["detail"]) == name
