@@ -138,6 +138,7 @@ class Attempt:
         self._cause: Cause | None = None
         self._stop_began: float | None = None
         self._stop_ordered = False
+        self._stop_wanted: float | None = None
         self._deadline = math.inf
         self._leftovers: tuple[Leftover, ...] = ()
         # Of the clock of `MarkedProcess.started`, which counts in ticks.
@@ -162,6 +163,8 @@ class Attempt:
             now: SIGKILL at once.
         """
         self._stop_ordered = True
+        if isinstance(cause, StopWanted) and self._stop_wanted is None:
+            self._stop_wanted = time.time()
         self._inbox.post(messages.StopOrdered(cause=cause, now=now))
 
     def pass_on(self, number: int) -> None:
@@ -190,6 +193,7 @@ class Attempt:
             failed=tuple(ours[worker] for worker in self._failed),
             cause=self._cause,
             stop_began=self._stop_began,
+            stop_wanted=self._stop_wanted,
             leftovers=self._leftovers,
         )
 

@@ -35,6 +35,7 @@ class Seen:
         workers: All of this node, auxiliary ones too, in the order of their start.
         failed: Those that ended badly by themselves, in the order in which their ends were seen.
         cause: Why it was stopped, None while it goes on by itself.
+        stop_wanted: Wall-clock second in which somebody first asked for the end, None before.
         stop_began: Wall-clock second of the first SIGTERM, None before.
         leftovers: Processes that outlived their workers.
     """
@@ -43,4 +44,5 @@ class Seen:
     failed: tuple[WorkerSeen, ...]
     cause: Cause | None
     stop_began: float | None
+    stop_wanted: float | None = None
     leftovers: tuple[Leftover, ...]

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from davincirunsdk.supervision.cause import InternalError, NodeLost, Stalled, StopWanted, TimeLimit
+from davincirunsdk.supervision.cause import (
+    InternalError,
+    NodeLost,
+    Stalled,
+    StopWanted,
+    TimeLimit,
+    WorkerFailed,
+)
 from davincirunsdk.types import JobState, RunResult, Verdict, WorkerState
 
 if TYPE_CHECKING:
@@ -21,6 +30,16 @@ INTERNAL_ERROR = 70
 
 _STOPPED = 143
 """Exit code of a job that was asked to end, as after SIGTERM."""
+
+_SAME_MOMENT = 1.0
+"""Seconds between the end of a worker by a stop signal and the wish for a stop that belong together."""
+
+_BY_STOP_SIGNAL = frozenset(
+    code
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    for code in (-number, 128 + number)
+)
+"""Exit codes of such workers, also behind a shell."""
 
 _TOLD = frozenset({WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.KILLED})
 
@@ -51,6 +70,7 @@ def judge(
     Returns:
         The result, with the report unless all went well.
     """
+    seen = _without_stops(seen)
     ranks = tuple(worker.status for worker in seen.workers if not worker.auxiliary)
     well = all(status.state is WorkerState.SUCCEEDED for status in ranks) and not seen.failed
     report: FailureReport | None = None
@@ -80,6 +100,32 @@ def judge(
         log_dir=log_dir,
         report=report,
         accounts=accounts,
+    )
+
+
+def _without_stops(seen: Seen) -> Seen:
+    """Take those for stopped that a stop signal ended just when somebody asked us for the end.
+
+    A batch system and a person at the terminal signal our workers as well as us; whose end is noticed
+    first is chance.
+    """
+    wanted = seen.stop_wanted
+    if wanted is None or not all(
+        worker.status.exit_code in _BY_STOP_SIGNAL
+        and abs((worker.status.ended or math.inf) - wanted) <= _SAME_MOMENT
+        for worker in seen.failed
+    ):
+        return seen
+    return replace(
+        seen,
+        failed=(),
+        cause=StopWanted() if isinstance(seen.cause, WorkerFailed) else seen.cause,
+        workers=tuple(
+            replace(worker, status=replace(worker.status, state=WorkerState.STOPPED))
+            if worker in seen.failed
+            else worker
+            for worker in seen.workers
+        ),
     )
 
 

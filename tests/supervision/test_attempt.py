@@ -454,3 +454,69 @@ def test_without_proc_the_start_says_so() -> None:
     assert done.returncode == 3, done.stderr
     assert "found no /proc file system" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class TestStopsThatOthersTell:
+    """Platforms signal the workers themselves, and us in the same moment."""
+
+    READY = "import os, signal, sys, time\nprint('ready', flush=True)\n"
+
+    @pytest.mark.parametrize("shell", [False, True])
+    async def test_a_worker_that_is_told_first(self, shell: bool) -> None:
+        """Its end by the signal is part of the stop: nobody failed."""
+        command = [PY, "-c", self.READY + "time.sleep(600)"]
+        if shell:
+            command = ["sh", "-c", '"$@"; exit $?', "sh", *command]
+        async with FMKManager(command, nproc_per_node=2) as job:
+            await _until_ready(job, 2)
+            pid = job.workers[0].pid
+            assert pid is not None
+            os.killpg(pid, signal.SIGTERM) if not shell else _end_children(pid)
+            async for event in job.events():
+                if event.kind == "stopping":
+                    break
+            await job.stop()
+            result = await job.wait()
+        assert (result.state, result.exit_code, result.failures) == (JobState.STOPPED, 143, ())
+        assert {worker.state for worker in job.workers} == {WorkerState.STOPPED}
+
+    async def test_a_worker_that_was_ended_before(self) -> None:
+        """A stop that comes later has nothing to do with it."""
+        program = self.READY + (
+            "if os.environ['RANK'] == '1': signal.signal(15, lambda *_: None)\nwhile True: time.sleep(0.05)"
+        )
+        async with FMKManager([PY, "-c", program], nproc_per_node=2, grace_period=4) as job:
+            await _until_ready(job, 2)
+            pid = job.workers[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGTERM)
+            await asyncio.sleep(1.5)
+            await job.stop(now=True)
+            with pytest.raises(DistributedRuntimeError) as caught:
+                await job.wait()
+        assert caught.value.root_cause.rank == 0
+
+    async def test_a_failure_of_its_own_is_one_in_any_moment(self) -> None:
+        """An exit code that no stop signal gives is not excused by a stop that follows."""
+        program = "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(3)\ntime.sleep(600)"
+        async with FMKManager([PY, "-c", program], nproc_per_node=2) as job:
+            async for event in job.events():
+                if event.kind == "stopping":
+                    break
+            await job.stop()
+            with pytest.raises(DistributedRuntimeError) as caught:
+                await job.wait()
+        assert caught.value.exit_code == 3
+
+
+async def _until_ready(job: FMKManager, count: int) -> None:
+    async with job.logs() as lines:
+        async for line in lines:
+            count -= line.text == "ready"
+            if not count:
+                return
+
+
+def _end_children(pid: int) -> None:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGTERM)
