@@ -33,8 +33,8 @@ from davincirunsdk.types import Event, JobState, RunResult, WorkerFailure, Worke
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from davincirunsdk.engines.driver import NodeHandle
     from davincirunsdk.engines.messages import NodePlan
+    from davincirunsdk.engines.node import NodeHandle
 
 T = TypeVar("T")
 

@@ -116,7 +116,7 @@ async def wait_distributed_train(
         DistributedRuntimeError: A worker failed, and `raise_exception` is true.
     """
     if not destroy_when_finished:
-        fmk_manager.keep_survivors()
+        fmk_manager._keep_survivors()
     try:
         result = await fmk_manager.wait()
     except DistributedRuntimeError:
@@ -124,7 +124,7 @@ async def wait_distributed_train(
             raise
         return 1
     finally:
-        if destroy_when_finished and fmk_manager.decided:
+        if destroy_when_finished and fmk_manager._decided.done():
             await fmk_manager.destroy()
     return 0 if result.state is JobState.SUCCEEDED else 1
 

@@ -85,7 +85,7 @@ class _Background:
 
     def add(self, manager: FMKManager) -> None:
         with self._lock:
-            self._managers = [*(other for other in self._managers if not other.gone), manager]
+            self._managers = [*(other for other in self._managers if not other._is_over), manager]
 
     def _live(self, opened: Future[BlockingPortal]) -> None:
         try:
@@ -94,7 +94,7 @@ class _Background:
                 _join_others()
                 with self._lock:
                     managers = self._managers if self._opened is opened else []
-                endings = [portal.start_task_soon(manager.end_here) for manager in managers]
+                endings = [portal.start_task_soon(manager._end_here) for manager in managers]
                 for ending in endings:
                     ending.exception()
         except RuntimeError as error:
@@ -174,7 +174,7 @@ def start_distributed_train(
 def _start(options: JobOptions) -> FMKManager:
     manager = FMKManager.from_options(options)
     try:
-        run_in_background(manager.__aenter__, hasten=lambda: manager.end_here(True))
+        run_in_background(manager.__aenter__, hasten=lambda: manager._end_here(True))
         _background.add(manager)
     except _INTERRUPTS:
         # It may have come when all workers ran already.
@@ -206,7 +206,7 @@ def wait_distributed_train(
         DistributedRuntimeError: A worker failed, and `raise_exception` is true.
         RuntimeError: The manager belongs to the calling thread's own running loop.
     """
-    owner = fmk_manager.owner
+    owner = fmk_manager._owner
     if owner is None:
         raise RuntimeError("this FMKManager was not started: use start_distributed_train()")
     if owner is _running_loop():
@@ -215,8 +215,8 @@ def wait_distributed_train(
             "use `await manager.wait()` or `await davincirunsdk.aio.wait_distributed_train(manager)`"
         )
     if not destroy_when_finished:
-        fmk_manager.keep_survivors()
-    fmk_manager.attach_display()
+        fmk_manager._keep_survivors()
+    fmk_manager._channels.attach_display()
     try:
         result = _wait(fmk_manager, owner, destroy_when_finished)
     except DistributedRuntimeError:
@@ -278,10 +278,10 @@ def start_and_wait_distributed_train(
 def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) -> RunResult:
     with sigterm_ends_waiting():
         try:
-            if manager.gone:
+            if manager._is_over:
                 # Perhaps with its loop: `asyncio.run` is over.
-                return manager.outcome()
-            return asyncio.run_coroutine_threadsafe(manager.wait(), owner).result()
+                return manager._outcome()
+            return asyncio.run_coroutine_threadsafe(manager._wait_here(), owner).result()
         finally:
             if destroy:
                 _end(manager)
@@ -289,13 +289,13 @@ def _wait(manager: FMKManager, owner: asyncio.AbstractEventLoop, destroy: bool) 
 
 def _end(manager: FMKManager) -> None:
     """Stop what is left and wait until it is gone; every further interrupt hastens it."""
-    owner = manager.owner
-    if owner is None or manager.gone:
+    owner = manager._owner
+    if owner is None or manager._is_over:
         return
     interrupt: BaseException | None = None
     while True:
         try:
-            asyncio.run_coroutine_threadsafe(manager.end_here(interrupt is not None), owner).result()
+            asyncio.run_coroutine_threadsafe(manager._end_here(interrupt is not None), owner).result()
         except _INTERRUPTS as again:
             interrupt = again
         else:

@@ -37,8 +37,7 @@ class Patience:
             try:
                 await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as cancellation:
-                self._cancellation = cancellation
-                self._on_cancel()
+                self.note(cancellation)
 
     async def wait(self, future: asyncio.Future[T]) -> T:
         """Wait for `future`, however often this task is cancelled.
@@ -59,6 +58,11 @@ class Patience:
         timer = loop.call_later(timeout, resolve, limit, None)
         await self.until_any(future, limit)
         timer.cancel()
+
+    def note(self, cancellation: asyncio.CancelledError) -> None:
+        """Take over a cancellation that came to another wait of this task."""
+        self._cancellation = cancellation
+        self._on_cancel()
 
     @property
     def cancelled(self) -> bool:
@@ -83,6 +87,31 @@ def shield() -> AbstractContextManager[Any]:
     """
     anyio = sys.modules.get("anyio")
     return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop that runs in this thread, None where none does.
+
+    Raises:
+        RuntimeError: Another library's loop runs here, which waiting would block.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        if _in_trio():
+            raise RuntimeError(
+                "davincirunsdk runs on asyncio, and this thread runs trio: write `await "
+                "trio.to_thread.run_sync(start_and_wait_distributed_train, command)`"
+            ) from None
+        return None
+
+
+def _in_trio() -> bool:
+    trio = sys.modules.get("trio")
+    try:
+        return trio is not None and trio.lowlevel.current_root_task() is not None
+    except RuntimeError:
+        return False
 
 
 def resolve(future: asyncio.Future[T], result: T) -> None:

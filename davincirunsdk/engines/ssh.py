@@ -39,9 +39,10 @@ from davincirunsdk.engines.calls import (
     Started,
     Stop,
 )
-from davincirunsdk.engines.driver import NodeLostError, NodesManager
+from davincirunsdk.engines.driver import NodesManager
 from davincirunsdk.engines.hosts import choose, parse_hosts, read_hostfile
 from davincirunsdk.engines.messages import NodeStarted
+from davincirunsdk.engines.node import NodeLostError
 from davincirunsdk.engines.ssh_agent import beat_interval, first_word
 from davincirunsdk.engines.whole import called_like, to_its_end, to_its_end_blocking
 from davincirunsdk.engines.wire import Channel, LinkEnded, Message, over_pipes
@@ -55,9 +56,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from davincirunsdk.engines.driver import NodeHandle
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport
-    from davincirunsdk.types import RunResult
+    from davincirunsdk.engines.node import NodeHandle
+    from davincirunsdk.types import Event, RunResult
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -107,6 +108,7 @@ def manager(
     remote_python: str = "",
     collect: str = "all",
     notify: Callable[[str], None] | None = None,
+    on_event: Callable[[Event], object] | None = None,
     **keywords: Unpack[JobKeywords],
 ) -> NodesManager:
     """Describe a job over hosts that ssh reaches, to be used as `async with manager(...) as job`.
@@ -123,6 +125,7 @@ def manager(
         remote_python: Python on the hosts; by default the path of this one.
         collect: See there.
         notify: See there.
+        on_event: See there.
         **keywords: See `JobOptions`, which documents every option once.
 
     Returns:
@@ -142,6 +145,7 @@ def manager(
         remote_python=remote_python,
         collect=collect,
         notify=notify,
+        on_event=on_event,
     )
 
 
@@ -154,6 +158,7 @@ def manager_of(
     remote_python: str = "",
     collect: str = "all",
     notify: Callable[[str], None] | None = None,
+    on_event: Callable[[Event], object] | None = None,
 ) -> NodesManager:
     """Do what `manager` does with options that have been checked before.
 
@@ -165,6 +170,7 @@ def manager_of(
         remote_python: See there.
         collect: See there.
         notify: See there.
+        on_event: See there.
 
     Raises:
         TypeError: An argument is of a wrong kind.
@@ -198,7 +204,7 @@ def manager_of(
         ),
         notify=notify or (lambda text: logger.warning("%s", text)),
     )
-    return NodesManager.from_options(placement, options, collect=collect, notify=notify)
+    return NodesManager.from_options(placement, options, collect=collect, notify=notify, on_event=on_event)
 
 
 @called_like(manager)

@@ -498,8 +498,8 @@ class Attempt:
                 worker.exit_code is None and not ends_with_exception(worker.pump.tail())
             ):
                 worker.state = WorkerState.SUCCEEDED
-            elif worker.spec.auxiliary and not any(
-                other.running for other in self.workers if not other.spec.auxiliary
+            elif worker.spec.auxiliary and all(
+                other.ended is not None for other in self.workers if not other.spec.auxiliary
             ):
                 # The ranks are through: how it ends no longer matters.
                 worker.state = WorkerState.STOPPED

@@ -29,7 +29,7 @@ def test_a_finished_job_can_be_waited_for_when_its_loop_is_closed(code: int) -> 
 
     async def run() -> FMKManager:
         async with FMKManager(["sh", "-c", f"exit {code}"], nproc_per_node=2) as job:
-            while not job.gone:
+            while not job._is_over:
                 await asyncio.sleep(0.01)
         return job
 

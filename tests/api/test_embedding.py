@@ -137,7 +137,7 @@ def test_handlers_of_the_program_are_the_same_objects_after_a_blocking_call() ->
         threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
             wait_distributed_train(manager)
-        assert manager.gone
+        assert manager._is_over
         for number, handler in mine.items():
             assert signal.getsignal(number) is handler
         assert wakeup_descriptor() == wakeup

@@ -15,6 +15,8 @@ ORDER: list[dict[str, set[str]]] = [
     {"__main__": set()},
     {"ctl": set(), "cli": {"engines"}, "blocking": {"aio"}, "aio": set(), "engines": {"blocking"}},
     {"manager": set()},
+    {"job": set()},
+    {"channels": set()},
     {"options": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
     {"diagnosis": set(), "manifests": set(), "peers": set(), "environment": set()},

@@ -17,14 +17,15 @@ from processes import is_alive
 
 from davincirunsdk import DistributedRuntimeError, WorkerSpawnError
 from davincirunsdk.engines.agent import NodeAgent
-from davincirunsdk.engines.driver import NodeLostError, NodesManager
+from davincirunsdk.engines.driver import NodesManager
+from davincirunsdk.engines.node import NodeLostError
 from davincirunsdk.errors import PlatformError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from davincirunsdk.engines.driver import NodeHandle
     from davincirunsdk.engines.messages import NodePlan, NodeReport, NodeStarted
+    from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.errors import DavinciRunError
 
 pytestmark = pytest.mark.usefixtures("job_folder")
@@ -362,7 +363,7 @@ async def test_a_log_limit_holds_on_every_node() -> None:
         (["--nnodes", "2", "--node-rank", "1"], "--node-rank has no use with --engine"),
         (["--nnodes", "2", "--rank-table", "x.json"], "--rank-table has no use with --engine"),
         ([], "--engine ray needs --nnodes"),
-        (["--nnodes", "2", "--resource", "CPU"], "nproc_per_node is missing"),
+        (["--nnodes", "2", "--resource", "CPU"], "--nproc-per-node is missing"),
     ],
 )
 def test_options_without_sense_beside_an_engine_are_refused(options: list[str], said: str) -> None:

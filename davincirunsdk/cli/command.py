@@ -1,0 +1,247 @@
+"""From the words of the command line to a job that runs, and from any error to an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from davincirunsdk.cli.options import GroupedCommand, job_options
+from davincirunsdk.cli.run import Run
+from davincirunsdk.cli.signals import become_sub_reaper
+from davincirunsdk.cli.words import LogHandler, Words
+from davincirunsdk.errors import PlatformError, RankTableError, WorkerSpawnError
+from davincirunsdk.manager import FMKManager
+from davincirunsdk.manifests.command import manifest_kind, print_manifest
+from davincirunsdk.options import JobOptions, NodeKeywords, absolute
+from davincirunsdk.supervision.verdict import INTERNAL_ERROR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from davincirunsdk.job import Job
+
+_USAGE, _PLATFORM = 2, 3
+_LAST_WORDS = 2.0
+"""Seconds without progress after which a stuck terminal is given up."""
+
+_OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
+_ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr")
+
+_EXAMPLES = """\b
+Examples:
+  davincirun train.py --epochs 3
+  davincirun --nproc-per-node 2 --echo 0 python train.py
+  davincirun --nnodes 2 --node-rank 0 --master-addr node0 train.py
+  srun --kill-on-bad-exit=1 davincirun train.py
+"""
+
+_EXIT_CODES = """Exit code: 0 all succeeded; otherwise that of the worker that failed first, 128+n for signal
+n; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 131 after SIGQUIT; 126, 127 command not executable,
+not found; 2 usage; 3 rank table, platform or folder; 124 stall or time limit; 70 an error of davincirun
+itself."""
+
+
+@click.command(
+    cls=GroupedCommand,
+    context_settings={
+        "allow_interspersed_args": False,
+        "auto_envvar_prefix": "DAVINCIRUN",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
+    epilog=f"{_EXAMPLES}\n\n{_EXIT_CODES}",
+)
+@job_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
+@click.pass_context
+def _command(
+    context: click.Context,
+    /,
+    *,
+    command: tuple[str, ...],
+    module: bool,
+    work_dir: str,
+    log_dir: str | None,
+    engine: str | None,
+    quiet: bool,
+    verbose: bool,
+    **others: Any,
+) -> int:
+    """Start COMMAND once per NPU of this machine, supervise the workers and end them together.
+
+    `train.py` is run with the current Python, any other command as it is. Options end at the first
+    word of the command. Each worker's output goes to a log file of its own and, line by line, to
+    standard output.
+    """
+    asked = {name: value for name, value in others.items() if name in NodeKeywords.__annotations__}
+    kind = manifest_kind(context)
+    if kind is not None:
+        names = ("nnodes", "nproc_per_node", "grace_period", "name", "env")
+        of_manifest = {name: asked[name] for name in names}
+        print_manifest(context, kind, command, resource=others["resource"], **of_manifest)
+        return 0
+    words = Words()
+    logger = logging.getLogger("davincirunsdk")
+    logger.addHandler(LogHandler(words))
+    logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
+    job: Job | None = None
+    try:
+        try:
+            _refuse_without_effect(context, engine)
+            complete = _complete(command, module, work_dir)
+            options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
+            run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period)
+            notify = None if quiet else words.say
+            job, reap = _job(options, engine, context, notify, run)
+        except (RankTableError, PlatformError):
+            raise
+        except (ValueError, TypeError) as error:
+            words.say(f"error: {_with_options(str(error), context)}")
+            return _USAGE
+        if verbose:
+            _say_sources(context, words)
+        return asyncio.run(run.run(job, reap))
+    except (RankTableError, PlatformError) as error:
+        words.say(f"error: {error}")
+        return _PLATFORM
+    except WorkerSpawnError as error:
+        words.say(f"error: {error}")
+        return error.exit_code
+    except Exception as error:
+        if job is None or job.error is not error:
+            words.show(traceback.format_exc())
+        words.say("an error of davincirun itself: please report it with the lines above")
+        return INTERNAL_ERROR
+    finally:
+        words.close(_LAST_WORDS)
+
+
+def _job(
+    options: JobOptions,
+    engine: str | None,
+    context: click.Context,
+    notify: Callable[[str], None] | None,
+    run: Run,
+) -> tuple[Job, Callable[[], object] | None]:
+    """Make the job, and what reaps its orphans where this process inherits them."""
+    if engine is None:
+        here = FMKManager.from_options(options, notify=notify, on_event=run.on_event)
+        here._inherits_orphans = become_sub_reaper()
+        return here, here._reap_orphans if here._inherits_orphans or os.getpid() == 1 else None
+    if engine == "ray":
+        from davincirunsdk.engines import ray
+
+        # At SIGTERM, which we expect, Ray would print a stack as at a crash.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+        of_ray = {"resource": context.params["resource"]}
+        return ray.manager_of(options, collect="none", notify=notify, on_event=run.on_event, **of_ray), None
+    from davincirunsdk.engines import ssh
+
+    of_ssh = {name: context.params[name] for name in _OF_SSH if context.params[name] is not None}
+    return ssh.manager_of(options, collect="none", notify=notify, on_event=run.on_event, **of_ssh), None
+
+
+def _complete(command: tuple[str, ...], module: bool, work_dir: str) -> tuple[str, ...]:
+    """Put the current Python in front of a module or a Python script."""
+    folder = absolute("work_dir", work_dir)
+    if folder.exists() and not folder.is_dir():
+        raise PlatformError(f"work_dir {folder} is not a folder; expected one for the workers: --work-dir")
+    if module:
+        return (_python(), "-m", *command)
+    if not command[0].endswith(".py"):
+        return command
+    script = folder / command[0]
+    if not script.exists():
+        raise WorkerSpawnError(
+            f"can't open file {command[0]!r}: No such file or directory (looked for {script}); "
+            "scripts are seen from --work-dir",
+            errno=errno.ENOENT,
+        )
+    return (_python(), *command)
+
+
+def _python() -> str:
+    if not sys.executable:
+        raise PlatformError(
+            "the path of the current Python is not known (sys.executable is empty): write the command with "
+            "its interpreter, such as `davincirun python train.py`"
+        )
+    return sys.executable
+
+
+def _refuse_without_effect(context: click.Context, engine: str | None) -> None:
+    """Refuse what would change nothing, or what an engine settles itself.
+
+    Raises:
+        ValueError: Such an option was given, or what says where to run was not.
+    """
+    for names, needed in ((_OF_SSH, "ssh"), (("resource",), "ray")):
+        for name in names:
+            if engine != needed and _given(context, name):
+                also = " or --manifest" if name == "resource" else ""
+                raise ValueError(f"{_option(name)} has no use without --engine {needed}{also}")
+    if engine is None:
+        return
+    for name in _ONE_NODE:
+        if _given(context, name):
+            raise ValueError(
+                f"{_option(name)} has no use with --engine, which asks the nodes: leave it out "
+                "or start davincirun on each node without --engine"
+            )
+    if engine == "ray" and context.params["nnodes"] is None:
+        raise ValueError("--engine ray needs --nnodes: how many nodes the job is to have")
+    if engine == "ssh" and (context.params["hosts"] is None) == (context.params["hostfile"] is None):
+        found = "neither of them" if context.params["hosts"] is None else "both"
+        raise ValueError(f"--engine ssh needs --hosts or --hostfile: found {found}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _with_options(text: str, context: click.Context) -> str:
+    """Call an option by its name on the command line where a check calls it by its keyword."""
+    first, rest = re.match(r"(\w*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr] # it always matches
+    return f"{_option(first)}{rest}" if first in context.params else text
+
+
+def _say_sources(context: click.Context, words: Words) -> None:
+    """Say which options come from where, but for the command line; no values, which may be secret."""
+    names = {ParameterSource.ENVIRONMENT: "the environment", ParameterSource.DEFAULT_MAP: "--config"}
+    for source, name in names.items():
+        if found := [one for one in context.params if context.get_parameter_source(one) is source]:
+            listed = ", ".join(map(_option, found))
+            words.say(f"from {name}: {listed}")
+
+
+def run_command() -> int:
+    """Read the command line and do what it says.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        code: int | None = _command.main(prog_name="davincirun", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Abort:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        return 1
+    return code or 0

@@ -1,0 +1,322 @@
+"""The options of `davincirun`: a line or two each, in the groups that its help shows.
+
+What an option means for the job is checked in `davincirunsdk.options`, under the same name with
+underscores; here stands how it is written, and its help.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from davincirunsdk import __version__
+from davincirunsdk.cli.config import read_config
+from davincirunsdk.manifests.command import manifest_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+WORKERS = "Workers"
+NODES = "Several nodes"
+OUTPUT = "Output"
+FAILURE = "When something fails"
+CLUSTERS = "Clusters"
+OTHER = "Other"
+GROUPS = (WORKERS, NODES, OUTPUT, FAILURE, CLUSTERS, OTHER)
+
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    # Not generic before click 8.4.
+    _ParamType = click.ParamType
+
+
+class _Number(_ParamType):
+    """A number, in plain words; its range is checked with the job's other options."""
+
+    def __init__(self, kind: type[int] | type[float], expected: str) -> None:
+        self.name = expected
+        self._kind = kind
+        self._expected = expected
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return self._kind(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not {self._expected}", param, ctx)
+
+
+class _Size(_ParamType):
+    """Bytes, such as 500M."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+        if found is None or int(found[1]) == 0:
+            self.fail(f"{value!r} is not a size: expected bytes, such as 1000000 or 500M", param, ctx)
+        return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()]
+
+
+WHOLE = _Number(int, "a whole number")
+SECONDS = _Number(float, "a number of seconds")
+SIZE = _Size()
+
+
+def _variables(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str] | None:
+    """Read `NAME=VALUE`, or `NAME` for the value that it has here."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and name not in os.environ:
+            raise click.BadParameter(f"{name} is not set here: set it, or write {name}=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found or None
+
+
+class GroupedOption(click.Option):
+    """An option that knows its place in the help."""
+
+    def __init__(self, *names: Any, group: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, group by group."""
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is None:
+                continue
+            default = OTHER if {"--help", "--version"} & {*parameter.opts} else CLUSTERS
+            rows[getattr(parameter, "group", default)].append(record)
+        for group, records in rows.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
+
+def _option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
+    return click.option(*names, cls=GroupedOption, group=group, **settings)
+
+
+_OPTIONS: list[Callable[[Any], Any]] = [
+    _option(
+        WORKERS,
+        "--nproc-per-node",
+        type=WHOLE,
+        metavar="N",
+        help="Workers on each node.  [default: one per device]",
+    ),
+    _option(WORKERS, "-m", "--module", is_flag=True, help="COMMAND is a Python module."),
+    _option(
+        WORKERS,
+        "--work-dir",
+        default=".",
+        type=click.Path(),
+        metavar="DIR",
+        help="Folder the workers run in; relative paths in COMMAND are seen from it.  [default: .]",
+    ),
+    _option(
+        WORKERS,
+        "--env",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        callback=_variables,
+        help="Variable for the workers, also more than once; without a value, the one it has here.",
+    ),
+    _option(
+        WORKERS,
+        "--framework",
+        default="auto",
+        type=click.Choice(["auto", "mindspore", "torch", "none"]),
+        help="Which variables a worker gets; only mindspore starts MindSpore's scheduler.  [default: auto]",
+    ),
+    _option(
+        WORKERS,
+        "--name",
+        metavar="NAME",
+        help="Name of the job, and of its log files.  [default: the platform's job id, or the host name]",
+    ),
+    _option(
+        NODES,
+        "--rank-table",
+        type=click.Path(),
+        metavar="FILE",
+        help="HCCL rank table, any version.  [default: the platform's]",
+    ),
+    _option(
+        NODES,
+        "--rank-table-timeout",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="How long to wait for a complete rank table.  [default: 1800]",
+    ),
+    _option(
+        NODES,
+        "--nnodes",
+        type=WHOLE,
+        metavar="N",
+        help="Nodes of the job.  [default: from the platform, or 1]",
+    ),
+    _option(
+        NODES,
+        "--node-rank",
+        type=WHOLE,
+        metavar="N",
+        help="Place of this node, from 0.  [default: from the platform, or 0]",
+    ),
+    _option(
+        NODES,
+        "--master-addr",
+        metavar="HOST",
+        help="Name or address of node 0.  [default: from the platform, or 127.0.0.1]",
+    ),
+    _option(
+        NODES,
+        "--master-port",
+        type=WHOLE,
+        metavar="PORT",
+        help="Port for the rendezvous.  [default: from the platform, or a free one]",
+    ),
+    _option(
+        NODES,
+        "--ignore-platform",
+        is_flag=True,
+        help="Let what is given here count where the platform or the rank table says otherwise.",
+    ),
+    _option(
+        NODES,
+        "--lost-after",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="Silence after which another node counts as lost.  [default: 30]",
+    ),
+    _option(
+        OUTPUT,
+        "--log-dir",
+        type=click.Path(),
+        metavar="DIR",
+        help="Folder of the log files.  [default: the platform's, or ./log]",
+    ),
+    _option(
+        OUTPUT,
+        "--echo",
+        default="all",
+        metavar="RANKS",
+        help="Ranks shown here: all, none, 0, or 0,2-3.  [default: all]",
+    ),
+    _option(
+        OUTPUT,
+        "--prefix",
+        default="rank",
+        metavar="PARTS",
+        help="What stands before each line: rank, time, host, in your order, or none.  [default: rank]",
+    ),
+    _option(
+        OUTPUT,
+        "--color",
+        default="auto",
+        type=click.Choice(["auto", "always", "never"]),
+        help="Colour per rank; auto: on a terminal, unless NO_COLOR is set.  [default: auto]",
+    ),
+    _option(
+        OUTPUT, "--live", is_flag=True, help="Show a table of the workers on a terminal, below it the lines."
+    ),
+    _option(
+        OUTPUT,
+        "--log-limit",
+        type=SIZE,
+        metavar="SIZE",
+        help="Keep head and tail of a longer log file; such as 500M.  [default: no limit]",
+    ),
+    _option(
+        OUTPUT,
+        "--progress-pattern",
+        metavar="REGEX",
+        help="Lines that tell a worker's step, beside the known ones; groups step, total, loss, epoch, "
+        "seconds.",
+    ),
+    _option(OUTPUT, "--quiet", is_flag=True, help="Say nothing but errors and the failure report."),
+    _option(OUTPUT, "--verbose", is_flag=True, help="Say more: pids, log files, every end."),
+    _option(
+        FAILURE,
+        "--grace-period",
+        default=15.0,
+        type=SECONDS,
+        metavar="SECONDS",
+        help="Time from SIGTERM to SIGKILL for a worker to save what it has.  [default: 15]",
+    ),
+    _option(
+        CLUSTERS,
+        "--engine",
+        type=click.Choice(["ray", "ssh"]),
+        help="Start the workers of all nodes from here: ray, on --nnodes of the Ray cluster of RAY_ADDRESS "
+        "or of this machine; ssh, on --hosts or --hostfile.",
+    ),
+    _option(
+        CLUSTERS,
+        "--hosts",
+        metavar="HOSTS",
+        help="With --engine ssh: hosts, such as a,b:8 or atlas[01-16].",
+    ),
+    _option(
+        CLUSTERS,
+        "--hostfile",
+        type=click.Path(),
+        metavar="FILE",
+        help="With --engine ssh: file with a host on each line, such as `atlas01 slots=8`.",
+    ),
+    _option(
+        CLUSTERS,
+        "--ssh",
+        metavar="COMMAND",
+        help="With --engine ssh: the client and its options, such as 'ssh -p 2222'.  [default: ssh]",
+    ),
+    _option(
+        CLUSTERS,
+        "--remote-python",
+        metavar="PATH",
+        help="With --engine ssh: Python on the hosts.  [default: the path of the current one]",
+    ),
+    _option(
+        CLUSTERS,
+        "--resource",
+        default="NPU",
+        type=click.Choice(["NPU", "CPU"]),
+        help="With --engine or --manifest: what a worker occupies on its node.  [default: NPU]",
+    ),
+    manifest_options,
+    _option(
+        OTHER,
+        "--config",
+        type=click.Path(),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=read_config,
+        help="Defaults for these options, as TOML or JSON; DAVINCIRUN_<OPTION> in the environment wins.",
+    ),
+    click.version_option(__version__, prog_name="davincirun"),
+]
+
+
+def job_options(command: F) -> F:
+    """Give a command all options."""
+    for add in reversed(_OPTIONS):
+        command = add(command)
+    return command

@@ -1,0 +1,155 @@
+"""One run of the command: the job, what is said about it, its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from davincirunsdk.cli.signals import Signals
+from davincirunsdk.cli.words import count, listed
+from davincirunsdk.concurrency import in_thread
+from davincirunsdk.errors import DistributedRuntimeError
+from davincirunsdk.types import JobState, WorkerState, signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from davincirunsdk.cli.words import Words
+    from davincirunsdk.job import Job
+    from davincirunsdk.types import Event, RunResult
+
+logger: logging.Logger = logging.getLogger("davincirunsdk")
+
+_POST_STOP = Path("/usr/local/Ascend/driver/tools/docker_stop_post_sys.sh")
+"""ModelArts' own script, to be run after a job."""
+
+_POST_STOP_TIME = 60.0
+"""Seconds that it may take."""
+
+
+class Run:
+    """Runs a job to its end.
+
+    Args:
+        words: Takes what is said.
+        quiet: Say nothing but errors and the failure report.
+        verbose: Say more: pids, log files, every end.
+        grace_period: Seconds that workers have after a stop signal.
+    """
+
+    def __init__(self, words: Words, *, quiet: bool, verbose: bool, grace_period: float) -> None:
+        self._words = words
+        self._quiet = quiet
+        self._verbose = verbose
+        self._grace_period = grace_period
+
+    async def run(self, job: Job, reap: Callable[[], object] | None) -> int:
+        """Start the job and see it to its end.
+
+        Args:
+            job: The job, not started yet.
+            reap: Called when a child of this process has ended that may be an orphan of the job.
+
+        Returns:
+            The exit code.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        signals = Signals(job, self._words, grace_period=self._grace_period, stop=task.cancel)
+        signals.handle()
+        if reap is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap)
+        try:
+            async with job:
+                self._say_started(job)
+                result = await job.wait()
+        except DistributedRuntimeError as error:
+            return self._failed(job, error, signals.first)
+        except asyncio.CancelledError:
+            if signals.first is None:
+                raise
+            if isinstance(job.error, DistributedRuntimeError):
+                # The signal came while a failure was being dealt with: that stays the cause.
+                return self._failed(job, job.error, signals.first)
+            return self._say_stopped(job, signals.first)
+        finally:
+            await _run_post_stop_script()
+        self._say_ended(result)
+        return result.exit_code
+
+    def on_event(self, event: Event) -> None:
+        """Say with `--verbose` how each worker ended, in the moment in which it does."""
+        if self._verbose and event.kind == "exited":
+            name = "scheduler" if event.rank == -1 else f"rank {event.rank}"
+            how = signal_name(event.exit_code) or f"exit code {event.exit_code}"
+            self._say(f"{name}, pid {event.pid}, ended: {how}")
+
+    def _failed(self, job: Job, error: DistributedRuntimeError, first: signal.Signals | None) -> int:
+        if first is not None and all(one.exit_code in (-first, 128 + first) for one in error.failures):
+            # Slurm and systemd signal every process of a job: workers may have ended by it before us.
+            return self._say_stopped(job, first)
+        self._words.show(str(error))
+        return error.exit_code
+
+    def _say_stopped(self, job: Job, first: signal.Signals) -> int:
+        ranks: dict[WorkerState, list[int]] = {}
+        for worker in job.workers:
+            ranks.setdefault(worker.state, []).append(worker.rank)
+        if not ranks or set(ranks) == {WorkerState.PENDING}:
+            self._say(f"stopped by {first.name} before a worker was started")
+            return 128 + first
+        told = {
+            WorkerState.STOPPED: "ended in time",
+            WorkerState.FAILED: "ended badly",
+            WorkerState.KILLED: "killed",
+            WorkerState.SUCCEEDED: "had ended well before",
+            WorkerState.PENDING: "not started",
+        }
+        parts = [f"{listed(ranks[state])} {words}" for state, words in told.items() if state in ranks]
+        self._say(f"stopped by {first.name}: {'; '.join(parts)}")
+        return 128 + first
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._words.say(text)
+
+    def _say_started(self, job: Job) -> None:
+        workers = job.workers
+        pattern = workers[0].log_path
+        if len(workers) > 1:
+            pattern = pattern.with_name(f"{job.job_id}-proc-rank-*.txt")
+        ranks = listed(worker.rank for worker in workers)
+        self._say(f"{count(len(workers), 'worker')}, {ranks}; logs: {pattern}")
+        if self._verbose:
+            for worker in (*workers, *job.auxiliaries):
+                self._say(
+                    f"{worker.name}: pid {worker.pid}, device {worker.device_id}, log {worker.log_path}"
+                )
+
+    def _say_ended(self, result: RunResult) -> None:
+        if result.state is JobState.SUCCEEDED:
+            workers = count(len(result.workers), "worker")
+            self._say(f"{workers} succeeded in {result.ended - result.started:.1f} s")
+        if result.lost_log_bytes:
+            self._words.say(
+                f"warning: {result.lost_log_bytes} bytes of output could not be written to log files"
+            )
+
+
+async def _run_post_stop_script() -> None:
+    """Run what ModelArts wants run after a job; whatever becomes of it is not the job's end."""
+    if "MA_JOB_DIR" not in os.environ and "BATCH_JOB_ID" not in os.environ:
+        return
+    words = ["/bin/sh", str(_POST_STOP)]
+    try:
+        if await in_thread(_POST_STOP.exists):
+            await in_thread(
+                lambda: subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_POST_STOP_TIME, check=False)
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("%s did not end well: %s", _POST_STOP, error)

@@ -1,0 +1,90 @@
+"""One node of a job as the driver knows it, and what an engine has to offer for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
+    from davincirunsdk.types import RunResult, WorkerStatus
+
+
+class NodeLostError(Exception):
+    """The engine has given up a node, or the agent on it; the text says what is known."""
+
+
+class NodeHandle(Protocol):
+    """The driver's end of one `NodeAgent`, which says what each call does.
+
+    Every call raises `NodeLostError` as soon as the engine knows that no answer will come.
+    """
+
+    async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
+        """See `NodeAgent.inspect`."""
+
+    async def start(self, plan: NodePlan, table: str) -> NodeStarted:
+        """See `NodeAgent.start`."""
+
+    async def report(self) -> NodeReport:
+        """See `NodeAgent.report`."""
+
+    async def stop(self, now: bool) -> None:
+        """See `NodeAgent.stop`."""
+
+    async def signal(self, number: int) -> None:
+        """See `NodeAgent.signal`."""
+
+
+class Placement(Protocol):
+    """What an engine does for the driver: one agent on each of several nodes."""
+
+    async def open(self) -> Sequence[NodeHandle]:
+        """Place the agents; called once. A cancellation leaves nothing placed.
+
+        Raises:
+            PlatformError: The nodes or their devices cannot be had.
+        """
+
+    async def close(self) -> None:
+        """End all agents, whatever they do; what they started is ended by their nodes' guardians."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One node as the driver knows it.
+
+    Attributes:
+        handle: The way to its agent.
+        facts: What the agent found there.
+        node_rank: Place in the job.
+        plan: What it was told to start.
+        workers: As last reported.
+        auxiliaries: As last reported.
+        result: How its part ended, None while it goes on.
+        lost: Why it is lost, "" while it is not.
+        dropped: Bytes of output that it could not send.
+    """
+
+    handle: NodeHandle
+    facts: NodeFacts
+    node_rank: int = 0
+    plan: NodePlan | None = None
+    workers: tuple[WorkerStatus, ...] = ()
+    auxiliaries: tuple[WorkerStatus, ...] = ()
+    result: RunResult | None = None
+    lost: str = ""
+    dropped: int = 0
+    stop_sent: bool = field(default=False)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"node {self.node_rank} ({self.facts.host})"
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more is to be heard of it."""
+        return self.result is not None or bool(self.lost)

@@ -1,0 +1,580 @@
+"""What every job is, on one node or on many: what its user sees, and its life until nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+
+from davincirunsdk.channels import Channels
+from davincirunsdk.concurrency import Patience, call_in_loop, resolve, running_loop, shield
+from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
+from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
+from davincirunsdk.supervision.cause import InternalError
+from davincirunsdk.supervision.verdict import INTERNAL_ERROR, must_raise
+from davincirunsdk.types import Event, JobState, RunResult, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Iterable
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from davincirunsdk.options import JobOptions
+    from davincirunsdk.output import Snapshot
+    from davincirunsdk.types import WorkerStatus
+
+logger: logging.Logger = logging.getLogger("davincirunsdk")
+
+_ALIVE = frozenset({WorkerState.RUNNING, WorkerState.STOPPING})
+
+T = TypeVar("T")
+
+
+class Job(Protocol):
+    """A job as its user and the command see it; `FMKManager` and `NodesManager` are such."""
+
+    async def __aenter__(self) -> Job:
+        """Start all workers."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop what still runs."""
+
+    def wait(self) -> Ending[RunResult]:
+        """Wait for the end of the job; see `JobBody.wait`."""
+
+    def stop(self, *, now: bool = False) -> Ending[None]:
+        """Stop the job; see `JobBody.stop`."""
+
+    def signal_workers(self, number: int) -> None:
+        """Pass a signal on to every running worker."""
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands."""
+
+    @property
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """The workers as they stand now, in rank order."""
+
+    @property
+    def auxiliaries(self) -> tuple[WorkerStatus, ...]:
+        """Processes that serve the workers and are not ranks."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """What `wait` raises, None while there is no failure."""
+
+    @property
+    def job_id(self) -> str:
+        """Name of the job, as in its log files; "" before the start."""
+
+
+class JobBody(ABC):
+    """What both kinds of managers share.
+
+    A job belongs to the loop that entered it and may be awaited from any other loop, too. Leaving
+    the block stops what still runs, with the grace period; cancelling the task that holds the block
+    does the same and then lets the cancellation through.
+
+    Subclasses say how workers are found (`_prepare`), started and supervised (`_run`), stopped
+    (`_begin_stop`) and judged (`_judge`); streams, events, display and the order of the end are here.
+    Members with an underscore are for this package's own modules.
+    """
+
+    _started: asyncio.Future[None]
+    _decided: asyncio.Future[None]
+    _over: asyncio.Future[None]
+
+    def _set_up(
+        self,
+        options: JobOptions,
+        notify: Callable[[str], None] | None,
+        on_event: Callable[[Event], object] | None,
+    ) -> None:
+        self._options = options
+        self._notify = notify or log_notice
+        self._channels = Channels(on_event)
+        self._owner: asyncio.AbstractEventLoop | None = None
+        self._process = os.getpid()
+        self._began = time.time()
+        self._preparing: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stop_wanted = False
+        self._result: RunResult | None = None
+        self._final: RunResult | None = None
+        self._error: DistributedRuntimeError | None = None
+        self._start_error: DavinciRunError | None = None
+        self._fault: Exception | None = None
+        self._told = False
+
+    # What a job does, by its kind.
+
+    @abstractmethod
+    async def _prepare(self) -> None:
+        """Do all that comes before the first worker; an error or a cancellation leaves nothing behind."""
+
+    @abstractmethod
+    async def _run(self, waits: Patience) -> None:
+        """Start the workers, say so with `_tell_started`, and see them to their end.
+
+        Raises:
+            DavinciRunError: They could not all be started; nothing of them is left.
+        """
+
+    @abstractmethod
+    async def _judge(self, waits: Patience) -> RunResult:
+        """Say how the job ended, with the report unless all went well."""
+
+    @abstractmethod
+    def _begin_stop(self, *, now: bool, reason: str) -> None:
+        """Begin to stop the running workers, or hasten that; never blocks."""
+
+    def _fault_is_told(self, error: Exception) -> bool:
+        """Tell whether events and log have this error of our own already."""
+        return False
+
+    @abstractmethod
+    def _is_stopping(self) -> bool:
+        """Tell whether the workers have been told to end."""
+
+    @abstractmethod
+    def signal_workers(self, number: int) -> None:
+        """Pass a signal on to every running worker; from the job's own loop."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """The workers as they stand now, in rank order."""
+
+    @property
+    @abstractmethod
+    def auxiliaries(self) -> tuple[WorkerStatus, ...]:
+        """Processes that serve the workers and are not ranks, such as MindSpore's scheduler."""
+
+    @property
+    @abstractmethod
+    def job_id(self) -> str:
+        """Name of the job, as in its log files; "" before the start."""
+
+    # What its user sees.
+
+    async def __aenter__(self) -> Self:
+        """Start all workers.
+
+        Returns:
+            The manager, when all workers have been started.
+
+        Raises:
+            RankTableError: The rank table is wrong or not complete in time.
+            PlatformError: Nodes, devices, a folder or the port cannot be had.
+            WorkerSpawnError: The command or a worker cannot be started; nothing of it is left.
+        """
+        if self._owner is not None:
+            raise RuntimeError(
+                f"this {type(self).__name__} was entered before; make a new one for another run"
+            )
+        loop = self._owner = _asyncio_loop()
+        self._started, self._decided, self._over = (loop.create_future() for _ in range(3))
+        self._channels.bind(loop)
+        waits = Patience(self._request_stop)
+        try:
+            await self._prepare_with(waits)
+        except BaseException:
+            self._channels.discard()
+            self._tell_over()
+            raise
+        self._task = loop.create_task(self._supervise(), name=f"davincirun-{self.job_id}")
+        self._task.add_done_callback(self._tell_over)
+        if self._stop_wanted:
+            self._request_stop()
+        with shield():
+            await waits.until_any(self._started, self._task)
+            if self._task.done() or waits.cancelled:
+                await waits.until_any(self._task)
+        waits.settle()
+        if self._start_error is not None:
+            self._told = True
+            raise self._start_error
+        if self._fault is not None:
+            self._told = True
+            raise self._fault
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop what still runs, and let an error of the body through as it is."""
+        if self._task is None:
+            return
+        if not self._task.done() and isinstance(error, asyncio.CancelledError):
+            self._note_who_ran(error)
+        self._request_stop()
+        waits = Patience(self._request_stop)
+        with shield():
+            await waits.until_any(self._task)
+        if self._error is not None and not self._told and kind is None:
+            logger.error("the job failed and nobody waited for it:\n%s", self._error)
+        waits.settle()
+        if self._fault is not None and not self._told and kind is None:
+            raise self._fault
+
+    def __await__(self) -> NoReturn:
+        """Refuse what does not start a job."""
+        raise TypeError(
+            f"a {type(self).__name__} is not awaited: write `async with ... as manager:` to start the job, "
+            "and `await manager.wait()` inside to wait for its end"
+        )
+
+    def wait(self) -> Ending[RunResult]:
+        """Wait for the end of the job.
+
+        In a thread with a running event loop the call returns a coroutine; cancelling it cancels the
+        waiting, not the job. In a thread without one the call itself waits and returns the result.
+
+        Returns:
+            The result of a job that succeeded or was stopped.
+
+        Raises:
+            DistributedRuntimeError: A worker failed by itself.
+            RuntimeError: The job was never started, or belongs to the process that this one was forked
+                from.
+        """
+        return self._in_own_loop("wait", self._wait_here)
+
+    def stop(self, *, now: bool = False) -> Ending[None]:
+        """Stop the job: SIGTERM to all workers, SIGKILL when the grace period is over.
+
+        The stop begins with the call. In a thread with a running event loop the call returns a
+        coroutine that waits until nothing of the job is left; it need not be awaited, and cancelling
+        it cancels the waiting, not the stop. In a thread without one the call itself waits. The stop
+        of a job that has ended does nothing; one that has no worker yet starts none.
+
+        Args:
+            now: SIGKILL at once.
+
+        Raises:
+            RuntimeError: The job was never started, or belongs to the process that this one was forked
+                from.
+        """
+        owner = self._owner_of("stop")
+        if not self._over.done() and running_loop() is not owner:
+            # At once, whether the result is awaited or not.
+            call_in_loop(owner, partial(self._request_stop, now=now))
+        elif not self._over.done():
+            self._request_stop(now=now)
+        return self._in_own_loop("stop", self._until_over)
+
+    def destroy(self) -> Ending[None]:
+        """End whatever is left of the job, survivors of a failure too; see `stop`."""
+        return self.stop()
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands: FAILED as soon as that is known, though others may still be stopping."""
+        if self.error is not None:
+            return JobState.FAILED
+        if self._result is not None:
+            return self._result.state
+        if self._task is None or not self._started.done():
+            return JobState.PENDING
+        return JobState.STOPPING if self._is_stopping() else JobState.RUNNING
+
+    @property
+    def error(self) -> BaseException | None:
+        """What `wait` raises, None while there is no failure."""
+        return self._fault or self._start_error or self._error
+
+    def logs(self, ranks: Iterable[int] | None = None) -> LineStream:
+        """Stream output as lines, in order per rank, from the last MiB before now on.
+
+        Any number of streams may be open; a slow reader slows nobody, its stream counts what it
+        left out in `dropped`.
+
+        Args:
+            ranks: Which ranks, None for all.
+
+        Returns:
+            An asynchronous iterator of `LogLine`, which ends with the job.
+        """
+        return LineStream(self.log_blocks(ranks))
+
+    def log_blocks(self, ranks: Iterable[int] | None = None) -> BlockStream:
+        """Stream output as `LogBlock`s of bytes; otherwise as `logs`."""
+        return self._channels.blocks(ranks)
+
+    def events(self) -> Feed[Event]:
+        """Stream the job's events, from its first on, until it has ended.
+
+        Events of several nodes carry the times of their nodes' own clocks.
+        """
+        return self._channels.events()
+
+    def __repr__(self) -> str:
+        """Name, command and state; never a variable's value."""
+        command = " ".join(self._options.command)
+        shown = command if len(command) <= 60 else f"{command[:57]}..."
+        ranks = f", {len(self.workers)} workers" if self.workers else ""
+        return f"<{type(self).__name__} {self.job_id or '(not started)'}: {shown!r}, {self.state}{ranks}>"
+
+    # What our own modules use.
+
+    @property
+    def _is_over(self) -> bool:
+        """True when nothing of the job is left, or none of it was ever started in this process."""
+        return self._owner is not None and self._over.done()
+
+    def _outcome(self) -> RunResult:
+        """Tell how the job ended, once that is decided; returns and raises as `wait` does."""
+        self._told = True
+        if (error := self.error) is not None:
+            raise error
+        assert self._result is not None
+        return self._result
+
+    async def _end_here(self, now: bool = False) -> None:
+        """Stop the job and wait until nothing is left, in the job's own loop."""
+        self._request_stop(now=now)
+        await self._until_over()
+
+    def _request_stop(self, *, now: bool = False, reason: str = "stop was asked for") -> None:
+        self._stop_wanted = True
+        if self._task is None:
+            # Still looking for nodes and devices: no worker will be started.
+            if self._preparing is not None:
+                self._preparing.cancel()
+        elif not self._task.done():
+            self._begin_stop(now=now, reason=reason)
+
+    def _tell_started(self) -> None:
+        resolve(self._started, None)
+
+    async def _decide(self, waits: Patience) -> None:
+        """Say how the job ends, though survivors may still run."""
+        result = await self._judge(waits)
+        self._know(result)
+        self._result = None if self._error is not None else result
+        resolve(self._decided, None)
+
+    def _snapshot(self) -> Snapshot:
+        from davincirunsdk.output import Snapshot
+
+        return Snapshot(
+            job_id=self.job_id,
+            state=self.state,
+            workers=(*self.workers, *self.auxiliaries),
+            log_dir=self._log_dir,
+            report=str(self._error) if self._error is not None else "",
+        )
+
+    @property
+    def _log_dir(self) -> Path:
+        return self._options.default_log_dir
+
+    # How a job lives.
+
+    async def _prepare_with(self, waits: Patience) -> None:
+        assert self._owner is not None
+        self._preparing = preparing = self._owner.create_task(self._prepare(), name="davincirun-prepare")
+        try:
+            await asyncio.wait({preparing})
+        except asyncio.CancelledError as cancellation:
+            waits.note(cancellation)
+        with shield():
+            await waits.until_any(preparing)
+        if preparing.cancelled() and not waits.cancelled:
+            raise WorkerSpawnError("the job was stopped before a worker was started")
+        if preparing.cancelled() or preparing.exception() is not None:
+            waits.settle()
+        preparing.result()
+
+    async def _supervise(self) -> None:
+        """Run, judge, and end what leaves the job, in this order, whatever each of them raises."""
+        waits = Patience(self._request_stop)
+        cancellation: asyncio.CancelledError | None = None
+        for step in (self._run, self._conclude, self._channels.close):
+            try:
+                await step(waits)
+            except asyncio.CancelledError as error:
+                cancellation = error
+            except DavinciRunError as error:
+                self._start_error = self._start_error or error
+            except Exception as error:
+                self._note_fault(error)
+        self._channels.end_readers()
+        if cancellation is not None:
+            raise cancellation
+        waits.settle()
+
+    async def _conclude(self, waits: Patience) -> None:
+        try:
+            result = await self._judge(waits)
+        except Exception as error:
+            self._note_fault(error)
+            self._finish(time.time(), INTERNAL_ERROR, f"{JobState.FAILED}: {InternalError.of(error).words}")
+            return
+        self._know(result)
+        blamed = result.report.root_cause if result.report is not None else None
+        cause = f": {blamed.name}, {blamed.reason}" if result.failures and blamed is not None else ""
+        if self._start_error is not None:
+            code = getattr(self._start_error, "exit_code", 1)
+            result, cause = replace(result, state=JobState.FAILED, exit_code=code), f": {self._start_error}"
+        if self._fault is not None:
+            result = replace(result, state=JobState.FAILED, exit_code=INTERNAL_ERROR)
+            cause = f": {InternalError.of(self._fault).words}"
+        self._result = self._final = result
+        self._finish(result.ended, result.exit_code, f"{result.state}{cause}")
+
+    def _finish(self, moment: float, exit_code: int, detail: str) -> None:
+        self._channels.emit(Event(kind="finished", time=moment, exit_code=exit_code, detail=detail))
+
+    def _know(self, result: RunResult) -> None:
+        report = result.report
+        if report is not None and must_raise(report) and self._start_error is None:
+            self._error = DistributedRuntimeError(report.text, report=report, result=result)
+
+    def _note_fault(self, error: Exception) -> None:
+        """Keep an error of our own: it is the outcome, and it is never silent."""
+        if self._fault is None:
+            self._fault = error
+        if not self._fault_is_told(error):
+            cause = InternalError.of(error)
+            logger.error("%s\n%s", cause.words, cause.traceback)
+            self._channels.emit(Event(kind="internal_error", time=time.time(), detail=cause.traceback))
+
+    def _note_who_ran(self, error: BaseException) -> None:
+        ran = [worker.name for worker in self.workers if worker.state in _ALIVE]
+        listed = ", ".join(ran[:16]) + (", ..." if len(ran) > 16 else "")
+        who = f"{len(ran)} of {len(self.workers)} workers still ran: {listed}"
+        if sys.version_info >= (3, 11):
+            error.add_note(f"davincirunsdk: this has stopped job {self.job_id}; {who}")
+        self._request_stop(reason=f"the task that holds the job was cancelled; {who}")
+
+    def _tell_over(self, _: object = None) -> None:
+        resolve(self._decided, None)
+        resolve(self._over, None)
+
+    def _owner_of(self, call: str) -> asyncio.AbstractEventLoop:
+        """Find the loop that a call is for.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        if self._owner is None:
+            raise RuntimeError(
+                f"{call}() on a {type(self).__name__} that was never started: start it with `async with "
+                "manager:`, or with start_distributed_train(...) in code without an event loop"
+            )
+        if self._process != os.getpid() and not self._over.done():
+            raise RuntimeError(
+                f"{call}() on a job of process {self._process}, from which this one was forked: only that "
+                "process can do it"
+            )
+        return self._owner
+
+    def _in_own_loop(self, call: str, function: Callable[[], Coroutine[Any, Any, T]]) -> Ending[T]:
+        """Give a coroutine that runs a function in the job's own loop; without a loop here, its result."""
+        owner = self._owner_of(call)
+        loop = running_loop()
+        if loop is None:
+            if self._over.done():
+                # Without a loop: the result itself.
+                return _at_once(function())  # type: ignore[arg-type]
+            return self._elsewhere(function(), owner).result()  # type: ignore[no-any-return] # as above
+        if loop is owner or self._over.done():
+            return Ending(function)
+        return Ending(lambda: asyncio.wrap_future(self._elsewhere(function(), owner)))
+
+    def _elsewhere(self, call: Coroutine[Any, Any, T], owner: asyncio.AbstractEventLoop) -> Any:
+        """Run a coroutine in the job's own loop, for a caller outside.
+
+        Raises:
+            RuntimeError: That loop does not run, so that the caller would wait for ever.
+        """
+        if not owner.is_running():
+            call.close()
+            raise RuntimeError(
+                f"the event loop of this {type(self).__name__} does not run: nothing can happen in it"
+            )
+        return asyncio.run_coroutine_threadsafe(call, owner)
+
+    async def _wait_here(self) -> RunResult:
+        if not self._decided.done():
+            await asyncio.wait({self._decided})
+        return self._outcome()
+
+    async def _until_over(self) -> None:
+        if not self._over.done():
+            await asyncio.wait({self._over})
+
+
+class Ending(Coroutine[Any, Any, T], Generic[T]):
+    """A coroutine that begins to wait when it is awaited, and gives no warning when it never is.
+
+    Args:
+        wait: Makes what is awaited; None when there is nothing to wait for.
+    """
+
+    def __init__(self, wait: Callable[[], Awaitable[T]] | None) -> None:
+        self._wait = wait
+        self._steps: Generator[Any, Any, T] | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait."""
+        return self._generator()
+
+    def send(self, value: Any) -> Any:
+        """Go on; see `Coroutine.send`."""
+        return self._running().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise inside; see `Coroutine.throw`."""
+        return self._running().throw(*error)
+
+    def close(self) -> None:
+        """End it without waiting."""
+        if self._steps is not None:
+            self._steps.close()
+
+    def _running(self) -> Generator[Any, Any, T]:
+        if self._steps is None:
+            self._steps = self._generator()
+        return self._steps
+
+    def _generator(self) -> Generator[Any, Any, T]:
+        if self._wait is None:
+            return None  # type: ignore[return-value] # only where T is None
+        return (yield from self._wait().__await__())
+
+
+def _at_once(call: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits for something")
+
+
+def log_notice(text: str) -> None:
+    """Log a progress line of the start, such as what is waited for."""
+    # A warning: somebody waits for the job, and only those reach a program without logging set up.
+    logger.warning("%s", text)
+
+
+def _asyncio_loop() -> asyncio.AbstractEventLoop:
+    loop = running_loop()
+    if loop is None:
+        raise RuntimeError("a job is started in a running asyncio loop, or by start_distributed_train(...)")
+    return loop
