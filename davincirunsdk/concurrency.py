@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from davincirunsdk.errors import WorkerSpawnError, explain
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
@@ -147,7 +149,7 @@ def in_thread(
         A future of the running loop. Cancelling it does not end the call.
 
     Raises:
-        OSError: No thread can be started.
+        WorkerSpawnError: No thread can be started.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -172,8 +174,9 @@ def in_thread(
 
     try:
         threading.Thread(target=call, name=f"davincirun-{function.__name__}", daemon=True).start()
-    except RuntimeError as error:
-        raise OSError(errno.EAGAIN, str(error)) from None
+    except RuntimeError:
+        error = OSError(errno.EAGAIN, "")
+        raise WorkerSpawnError(f"no thread can be started: {explain(error)}", errno=errno.EAGAIN) from None
     return future
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from errno import ENOENT
+import errno as numbers
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -85,8 +86,21 @@ class WorkerSpawnError(DavinciRunError, OSError):
     @property
     def exit_code(self) -> int:
         """What a command line should exit with: 127 if something was not found, else 126."""
-        return 127 if self.errno == ENOENT else 126
+        return 127 if self.errno == numbers.ENOENT else 126
 
     def __reduce__(self) -> tuple[partial[WorkerSpawnError], tuple[object, ...]]:
         # An `OSError` with one argument would lose its number.
         return partial(type(self), errno=self.errno, rank=self.rank), self.args
+
+
+_ADVICE = {
+    numbers.EAGAIN: "the limit on processes is reached: see `ulimit -u` and the container's pids limit",
+    numbers.EMFILE: "the limit on open files is reached: raise it with `ulimit -n` or resource.setrlimit",
+    numbers.ENOEXEC: "a script needs a first line such as `#!/bin/sh`",
+}
+
+
+def explain(error: OSError) -> str:
+    """Say why something cannot be started or opened, and what to do where a limit is reached."""
+    why = os.strerror(error.errno) if error.errno else str(error)
+    return "; ".join(filter(None, [why, _ADVICE.get(error.errno or 0)]))

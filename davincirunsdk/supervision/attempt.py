@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import anyio
 
 from davincirunsdk.concurrency import Patience, in_thread_or_here, resolve
-from davincirunsdk.errors import WorkerSpawnError
+from davincirunsdk.errors import WorkerSpawnError, explain
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.pass_on import pass_on, reached_by_sender
 from davincirunsdk.leftovers.proc import since_boot
@@ -42,7 +42,7 @@ from davincirunsdk.supervision.cause import (
 from davincirunsdk.supervision.last_words import ends_with_exception, is_traceback_open
 from davincirunsdk.supervision.messages import Inbox
 from davincirunsdk.supervision.seen import Seen, WorkerSeen
-from davincirunsdk.supervision.worker import Worker, children_are_reaped_by_kernel, explain, spawn_error
+from davincirunsdk.supervision.worker import Worker, children_are_reaped_by_kernel, spawn_error
 from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
 
 if TYPE_CHECKING:
@@ -274,7 +274,10 @@ class Attempt:
             self._warn("the guardian does not start: the system holds it up")
         self._tasks.start_soon(self._guarded, self._watch_guardian)
         await self._until(loaded.done, self._until_deadline)
-        if loaded.done():
+        if loaded.done() and isinstance(error := loaded.exception(), OSError):
+            text = f"this package cannot be loaded as a whole: {explain(error)}"
+            self._fail_start(WorkerSpawnError(text, errno=error.errno))
+        elif loaded.done():
             loaded.result()
         if self._spawn_error is None and not self.is_stopping:
             started()

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import WorkerSpec, file_name
 from davincirunsdk.environment.worker import folders_of, scheduler_environment, worker_environment
-from davincirunsdk.errors import PlatformError, WorkerSpawnError
+from davincirunsdk.errors import PlatformError, WorkerSpawnError, explain
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
 from davincirunsdk.logs.limit import LimitedLogFile
-from davincirunsdk.supervision.worker import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

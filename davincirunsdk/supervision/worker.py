@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve
-from davincirunsdk.errors import WorkerSpawnError
+from davincirunsdk.errors import WorkerSpawnError, explain
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.proc import Proc, since_boot
 from davincirunsdk.supervision.messages import Exited, Message, Nudge, PumpEnded, Spawned, SpawnFailed
@@ -47,12 +47,6 @@ _CLEAN_START = (
 )
 """Runs a command with default signals, which `subprocess` cannot; its first argument is a pipe that closes
 when the command runs, or takes the number of the error why it cannot."""
-
-_ADVICE = {
-    errno.EAGAIN: "the limit on processes is reached: see `ulimit -u` and the container's pids limit",
-    errno.EMFILE: "the limit on open files is reached: see `ulimit -n`",
-    errno.ENOEXEC: "a script needs a first line such as `#!/bin/sh`",
-}
 
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_EXIT = 1 << 3
@@ -460,12 +454,6 @@ def spawn_error(spec: WorkerSpec, error: OSError) -> WorkerSpawnError:
         errno=error.errno,
         rank=spec.rank,
     )
-
-
-def explain(error: OSError) -> str:
-    """Say why something cannot be started or opened, and what to do where a limit is reached."""
-    why = os.strerror(error.errno) if error.errno else str(error)
-    return "; ".join(filter(None, [why, _ADVICE.get(error.errno or 0)]))
 
 
 def _open_handle(pid: int) -> int | None:

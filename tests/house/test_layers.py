@@ -22,7 +22,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"diagnosis": set(), "manifests": set(), "peers": set(), "environment": set()},
     {"logs": set(), "steps": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
-    {"errors": set(), "findings": set(), "concurrency": set(), "script": set()},
+    {"errors": set(), "findings": set(), "concurrency": {"errors"}, "script": set()},
     {"types": set(), "__init__": set()},
 ]
 DEMO = "demo"  # a program of its own

@@ -230,3 +230,18 @@ def test_sigterm_leaves_no_folder_behind(delay: float, job_folder: Path) -> None
     assert process.wait(20) == -signal.SIGTERM
     # Not any file: Python itself tries a new temporary folder out with one.
     assert not list(cache.glob("davincirun-*"))
+
+
+@pytest.mark.parametrize("limit", range(2, 10))
+def test_too_few_processes_are_said_to_be_too_few(limit: int, pids: Path) -> None:
+    """At whatever moment of the start they run out: one sentence with what to do, or success."""
+    (pids / "pids.max").write_text(str(limit))
+    script = f'echo $$ > {pids}/cgroup.procs; exec "$@"'
+    words = [*COMMAND, "--nproc-per-node", "2", "--echo", "none", "true"]
+    found = subprocess.run(
+        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=30, check=False
+    )
+    if found.returncode:
+        assert found.returncode == 126
+        assert "limit on processes is reached" in found.stderr
+        assert len(found.stderr.splitlines()) == 1, found.stderr
