@@ -10,6 +10,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from davincirunsdk.findings import Finding, Level
+from davincirunsdk.host.ports import HCCL_BASE, HCCL_COUNT, is_free
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from davincirunsdk.ctl.doctor import Site
 
 GIB = 1 << 30
-_HCCL_PORTS = 32
-_HCCL_BASE = 60000
 _LOOKUP_SECONDS = 5.0
 _FILES = 65536
 """Open files that a job of some hundred ranks and data loaders may need."""
@@ -49,14 +48,14 @@ def names(site: Site) -> list[Finding]:
 def ports(site: Site) -> list[Finding]:
     """The ports that HCCL and the rendezvous take must be free."""
     base = site.env.get("HCCL_IF_BASE_PORT", "")
-    first = int(base) if base.isdigit() else _HCCL_BASE
-    wanted = {port: "HCCL" for port in range(first, first + _HCCL_PORTS) if port < 65536}
+    first = int(base) if base.isdigit() else HCCL_BASE
+    wanted = {port: "HCCL" for port in range(first, first + HCCL_COUNT) if port < 65536}
     master = site.env.get("MASTER_PORT", "")
     if master.isdigit() and site.env.get("RANK", "0") == "0":
         wanted[int(master)] = "the rendezvous (MASTER_PORT)"
-    taken = [port for port in wanted if not _is_free(port)]
+    taken = [port for port in wanted if not is_free(port)]
     if not taken:
-        return [_ok("ports", f"{first}-{first + _HCCL_PORTS - 1} are free for HCCL")]
+        return [_ok("ports", f"{first}-{first + HCCL_COUNT - 1} are free for HCCL")]
     shown = ", ".join(f"{port} of {wanted[port]}" for port in taken[:4])
     return [
         Finding(
@@ -212,16 +211,6 @@ def leftovers(site: Site) -> list[Finding]:
             expected="`davincirunctl clean` shows them all, `davincirunctl clean --yes` ends them",
         )
     ]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def _existing(folder: Path) -> Path:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import shutil
-import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from davincirunsdk import __version__
 from davincirunsdk.concurrency import in_thread, resolve
 from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
-from davincirunsdk.host import addresses, devices
+from davincirunsdk.host import addresses, devices, ports
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.platforms import places
@@ -31,9 +29,6 @@ _IDLE = 10.0
 
 _BATCH = 0.1
 """Seconds for which output is collected before it is sent; events do not wait."""
-
-_PORTS = range(20000, 30000)
-"""Below Linux' range for outgoing connections, which might take the port before the workers do."""
 
 
 class NodeAgent:
@@ -128,7 +123,7 @@ class NodeAgent:
         return NodeFacts(
             host=addresses.host_name(),
             address=self.address(),
-            port=_free_port(),
+            port=ports.free_port(),
             devices=len(chosen),
             table=self._table(chosen) if chosen else "",
             version=__version__,
@@ -286,17 +281,3 @@ def _manager(plan: NodePlan, table: Path | None) -> FMKManager:
 async def _within(seconds: float, event: asyncio.Event) -> None:
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise PlatformError(
-        f"found no free port from {_PORTS.start} to {_PORTS.stop - 1} on {addresses.host_name()} in a "
-        "hundred tries; expected one for the rendezvous: give master_port"
-    )

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.host.ports import PORTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-FIRST_PORT = 20000
-PORTS = 10000
-"""Derived ports lie below Linux' ephemeral range (32768) and Kubernetes' node ports (30000)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,4 +114,4 @@ def names(env: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 def shared_port(key: str) -> int:
     """Derive a port from a text that all nodes of the job have and other jobs have not."""
-    return FIRST_PORT + int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % PORTS
+    return PORTS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % len(PORTS)]

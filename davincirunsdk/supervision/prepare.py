@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from davincirunsdk.cluster import WorkerSpec, file_name
 from davincirunsdk.environment.worker import folders_of, scheduler_environment, worker_environment
 from davincirunsdk.errors import PlatformError, WorkerSpawnError, explain
+from davincirunsdk.host.ports import free_port
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
 from davincirunsdk.logs.limit import LimitedLogFile
@@ -330,7 +331,4 @@ def _choose_port(cluster: Cluster, wanted: int | None) -> int:
                 ) from None
     if cluster.master_port is not None:
         return cluster.master_port
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_port()
