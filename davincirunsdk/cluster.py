@@ -65,15 +65,18 @@ class Fact:
         value: What it says.
         source: Option, rank table or variable that says it.
         believed: True for the source that counts.
+        agrees: True if it says the same as that one.
     """
 
     name: str
     value: str
     source: str
     believed: bool
+    agrees: bool = True
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.value}, from {self.source}{'' if self.believed else ' (not believed)'}"
+        rest = "" if self.believed else " (as well)" if self.agrees else " (not believed)"
+        return f"{self.name}: {self.value}, from {self.source}{rest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from davincirunsdk.cluster import Fact
     from davincirunsdk.options import JobOptions
     from davincirunsdk.output import Snapshot
     from davincirunsdk.types import WorkerStatus
@@ -70,6 +71,10 @@ class Job(Protocol):
     @property
     def auxiliaries(self) -> tuple[WorkerStatus, ...]:
         """Processes that serve the workers and are not ranks."""
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Which source said what about size and place of the job."""
 
     @property
     def error(self) -> BaseException | None:
@@ -161,6 +166,11 @@ class JobBody(ABC):
     @abstractmethod
     def auxiliaries(self) -> tuple[WorkerStatus, ...]:
         """Processes that serve the workers and are not ranks, such as MindSpore's scheduler."""
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Which source said what about size and place of the job; () where nobody was asked, or not yet."""
+        return ()
 
     @property
     @abstractmethod

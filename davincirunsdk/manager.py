@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from davincirunsdk.cluster import Cluster
+    from davincirunsdk.cluster import Cluster, Fact
     from davincirunsdk.job import Ending
     from davincirunsdk.supervision.prepare import Preparation
     from davincirunsdk.supervision.worker import Worker
@@ -117,6 +117,11 @@ class FMKManager(JobBody):
     def auxiliaries(self) -> tuple[WorkerStatus, ...]:
         """Processes that serve the workers and are not ranks, such as MindSpore's scheduler."""
         return self._statuses(auxiliary=True)
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Which source said what about size and place of the job, in order of trust; () before the start."""
+        return self._cluster.facts if self._cluster is not None else ()
 
     @property
     def job_id(self) -> str:

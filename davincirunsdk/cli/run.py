@@ -126,6 +126,8 @@ class Run:
         ranks = listed(worker.rank for worker in workers)
         self._say(f"{count(len(workers), 'worker')}, {ranks}; logs: {pattern}")
         if self._verbose:
+            for fact in job.facts:
+                self._say(str(fact))
             for worker in (*workers, *job.auxiliaries):
                 self._say(
                     f"{worker.name}: pid {worker.pid}, device {worker.device_id}, log {worker.log_path}"

@@ -61,6 +61,7 @@ def facts(said: Iterable[Claim]) -> tuple[Fact, ...]:
                 value=str(claim.value),
                 source=claim.source,
                 believed=first is claim,
+                agrees=first.value == claim.value,
             )
         )
     return tuple(result)

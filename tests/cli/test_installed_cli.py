@@ -318,3 +318,29 @@ def test_a_bad_stdout_neither_stops_nor_slows_the_job(closed: str, job_folder: P
     assert done.returncode == 0
     assert (job_folder / "marker").exists()
     assert [path.stat().st_size for path in (job_folder / "log").glob("*-proc-*")] == [20000 * 101] * 2
+
+
+def test_verbose_says_which_source_gave_what() -> None:
+    """With --verbose each source of size and place is told, and which was believed."""
+    env = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "3"}
+    done = davincirun("--nproc-per-node", "1", "--verbose", "true", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "workers per node: 1, from --nproc-per-node (nproc_per_node)\n" in done.stderr
+    assert "workers per node: 3, from Kubeflow (PET_NPROC_PER_NODE) (not believed)\n" in done.stderr
+    assert "node rank: 0, from Kubeflow (PET_NODE_RANK)\n" in done.stderr
+
+
+def test_a_contradiction_is_an_error_unless_allowed() -> None:
+    """A node rank that the platform contradicts is refused, and counts with --ignore-platform."""
+    env = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+    options = ("--nproc-per-node", "1", "--node-rank", "0")
+    done = davincirun(*options, "true", env=env)
+    assert done.returncode == 3
+    assert (
+        "node rank 0 from --node-rank (node_rank), but node rank 1 from Kubeflow (PET_NODE_RANK)"
+        in done.stderr
+    )
+    allowed = davincirun(
+        *options, "--ignore-platform", PY, "-c", "import os; print(os.environ['RANK'])", env=env
+    )
+    assert (allowed.returncode, allowed.stdout) == (0, "[rank 0] 0\n"), allowed.stderr
