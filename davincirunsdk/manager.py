@@ -195,7 +195,8 @@ class FMKManager(JobBody):
             self._channels.open_display(options.display, names, self._snapshot)
             for spec, file in zip(specs, launch.first.files, strict=True):
                 pumps.append(LogPump(spec.rank, file, self._channels.hub, steps.scanners[len(pumps)]))
-            self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name))
+            about = (("mark", launch.mark.rpartition("/")[2]), *self._about())
+            self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name, about))
         except BaseException as error:
             if self._steps is not None:
                 self._steps.end()

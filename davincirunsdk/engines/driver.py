@@ -367,7 +367,7 @@ class NodesManager(JobBody):
             why = f"{error.filename}: {error.strerror}"
             self._notify(f"the events of all nodes cannot be written: {why}; the job goes on without")
             return
-        self._channels.open_event_log(EventLog(file, self._job_id, addresses.host_name()))
+        self._channels.open_event_log(EventLog(file, self._job_id, addresses.host_name(), self._about()))
 
     def _emit(self, event: Event, member: Member | None = None) -> None:
         self._channels.emit(event, member.facts.host if member is not None else "")
