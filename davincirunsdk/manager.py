@@ -256,6 +256,11 @@ class FMKManager(JobBody):
     def _fault_is_told(self, error: Exception) -> bool:
         return self._attempt is not None and self._attempt.internal_error is error
 
+    def _note_ranks_ended(self) -> None:
+        """Learn that the workers of all other nodes have ended; for whoever knows of them."""
+        if self._attempt is not None:
+            self._attempt.note_ranks_ended()
+
     def _keep_survivors(self) -> None:
         """From now on a failure stops nobody; for callers that ask for it after the start."""
         if self._attempt is not None:

@@ -285,6 +285,14 @@ class NodesManager(JobBody):
         member.result = report.result
         if report.departing:
             self._lose(member, report.departing)
+        self._tell_the_last()
+
+    def _tell_the_last(self) -> None:
+        """Let the node that has MindSpore's scheduler know when only its own workers are left."""
+        living = self._living()
+        if len(living) == 1 and living[0].auxiliaries and not living[0].last_told:
+            living[0].last_told = True
+            self._errand(living[0].handle.ranks_ended)
 
     def _fail_start(self, member: Member, error: DavinciRunError) -> None:
         member.lost = "its workers could not be started"
