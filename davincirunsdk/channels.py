@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import call_in_loop, in_thread_or_here
 from davincirunsdk.logs.events_file import EVENTS_PATIENCE
-from davincirunsdk.logs.streams import Feed, LogHub
+from davincirunsdk.logs.streams import Feed, LogHub, Readers
 
 if TYPE_CHECKING:
     import asyncio
@@ -59,7 +59,7 @@ class Channels:
         self._events: dict[int, Event] = {}
         self._last_progress: dict[int | None, int] = {}
         self._count = 0
-        self._feeds: list[Feed[Event]] = []
+        self._feeds: Readers[Feed[Event]] = Readers()
         self._ended = False
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -96,7 +96,7 @@ class Channels:
             if self._ended:
                 feed.close()
             else:
-                self._feeds.append(feed)
+                self._feeds.add(feed)
         return feed
 
     def blocks(self, ranks: Iterable[int] | None) -> BlockStream:

@@ -7,6 +7,7 @@ import gc
 import sys
 import time
 import tracemalloc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -171,6 +172,21 @@ async def test_a_reader_that_nobody_holds_gets_its_lines() -> None:
     hub.close()
     while seen != ["one"]:
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("job_folder")
+async def test_streams_of_events_go_with_their_readers() -> None:
+    """A service whose clients come and go holds no feed of one that has left."""
+    async with FMKManager(["sleep", "600"], nproc_per_node=1) as job:
+        feeds = [weakref.ref(job.events()) for _ in range(3)]
+        async for _ in job.events():
+            break
+        left = job.events()
+        await left.__anext__()
+        feeds.append(weakref.ref(left))
+        del left
+        gc.collect()
+        assert [feed() for feed in feeds] == [None] * 4
 
 
 @pytest.mark.usefixtures("job_folder")
