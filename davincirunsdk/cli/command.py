@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import re
+import resource
 import signal
 import sys
 import traceback
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 _USAGE, _PLATFORM = 2, 3
 _LAST_WORDS = 2.0
 """Seconds without progress after which a stuck terminal is given up."""
+
+_DESCRIPTORS = 1 << 16
+"""Files that we want to be able to open; programs that go through all they might have open bear so many."""
 
 _OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
 _ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr")
@@ -115,6 +120,7 @@ def _command(
             return _USAGE
         if verbose:
             _say_sources(context, words)
+        _raise_descriptor_limit()
         return asyncio.run(run.run(job, reap))
     except (RankTableError, PlatformError) as error:
         words.say(f"error: {error}")
@@ -129,6 +135,15 @@ def _command(
         return INTERNAL_ERROR
     finally:
         words.close(_LAST_WORDS)
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many descriptors as we may: each worker needs some, and many systems begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _job(

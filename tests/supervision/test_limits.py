@@ -84,6 +84,16 @@ def test_too_few_descriptors_are_said_to_be_too_few(limit: int) -> None:
         assert len(found.stderr.splitlines()) == 1, found.stderr
 
 
+def test_a_low_soft_limit_of_descriptors_is_raised() -> None:
+    """The command takes what it may have: many workers start whatever the shell begins with."""
+    script = 'ulimit -Sn 64; exec "$@"'
+    words = [*COMMAND, "--nproc-per-node", "24", "--echo", "none", "true"]
+    found = subprocess.run(
+        ["bash", "-c", script, "bash", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == 0, found.stderr
+
+
 async def test_who_is_just_being_started_when_another_fails_is_not_blamed() -> None:
     """A failure in the middle of a start: later workers are not started, or stopped by us, never failed."""
     for first in (0, 5, 10):
