@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
-import shlex
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -15,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
-from davincirunsdk import __version__
 from davincirunsdk.channels import Channels
 from davincirunsdk.concurrency import Patience, call_in_loop, resolve, running_loop, shield
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
@@ -62,6 +60,9 @@ class Job(Protocol):
 
     def signal_workers(self, number: int) -> None:
         """Pass a signal on to every running worker."""
+
+    def note_signal(self, number: signal.Signals) -> None:
+        """Learn which signal is the reason of the stop that comes next."""
 
     @property
     def state(self) -> JobState:
@@ -119,21 +120,14 @@ class JobBody(ABC):
         self._preparing: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop_wanted = False
+        self._stop_code = 128 + signal.SIGTERM
+        self._stop_reason = ""
         self._result: RunResult | None = None
         self._final: RunResult | None = None
         self._error: DistributedRuntimeError | None = None
         self._start_error: DavinciRunError | None = None
         self._fault: Exception | None = None
         self._told = False
-
-    def _about(self) -> tuple[tuple[str, str | int], ...]:
-        """What the events file says of the job: who looks after it, and what it runs."""
-        return (
-            ("launcher", os.getpid()),
-            ("started_by", "davincirun" if self._options.command_line else "a program"),
-            ("command", shlex.join(self._options.command)),
-            ("versions", f"davincirunsdk {__version__}, Python {platform.python_version()}"),
-        )
 
     # What a job does, by its kind.
 
@@ -152,6 +146,14 @@ class JobBody(ABC):
     @abstractmethod
     async def _judge(self, waits: Patience) -> RunResult:
         """Say how the job ended, with the report unless all went well."""
+
+    async def _agree(self, waits: Patience, result: RunResult) -> RunResult:
+        """Give what the launchers of other nodes have to say to the result.
+
+        Raises:
+            DavinciRunError: This node's part cannot be one of the job.
+        """
+        return result
 
     @abstractmethod
     def _begin_stop(self, *, now: bool, reason: str) -> None:
@@ -369,6 +371,10 @@ class JobBody(ABC):
         self._request_stop(now=now)
         await self._until_over()
 
+    def note_signal(self, number: signal.Signals) -> None:
+        """Learn which signal is the reason of the stop that comes next; called by the command."""
+        self._stop_code, self._stop_reason = 128 + number, number.name
+
     def _request_stop(self, *, now: bool = False, reason: str = "stop was asked for") -> None:
         self._stop_wanted = True
         if self._task is None:
@@ -376,7 +382,7 @@ class JobBody(ABC):
             if self._preparing is not None:
                 self._preparing.cancel()
         elif not self._task.done():
-            self._begin_stop(now=now, reason=reason)
+            self._begin_stop(now=now, reason=self._stop_reason or reason)
 
     def _tell_started(self) -> None:
         resolve(self._started, None)
@@ -441,6 +447,10 @@ class JobBody(ABC):
     async def _conclude(self, waits: Patience) -> None:
         try:
             result = await self._judge(waits)
+            try:
+                result = await self._agree(waits, result)
+            except DavinciRunError as error:
+                self._start_error = self._start_error or error
         except Exception as error:
             self._note_fault(error)
             self._finish(time.time(), INTERNAL_ERROR, f"{JobState.FAILED}: {InternalError.of(error).words}")

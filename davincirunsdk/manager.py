@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -15,20 +16,20 @@ from davincirunsdk.logs.pump import LogPump
 from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import Attempt
-from davincirunsdk.supervision.cause import StopWanted
+from davincirunsdk.supervision.cause import RanksEnded, StopWanted
 from davincirunsdk.supervision.prepare import prepare
 from davincirunsdk.supervision.verdict import judge
 from davincirunsdk.supervision.worker import spawn_error
 from davincirunsdk.types import Event, Stacks
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from typing_extensions import Unpack
 
     from davincirunsdk.cluster import Cluster, Fact
+    from davincirunsdk.engines.meeting import Meeting
     from davincirunsdk.job import Ending
     from davincirunsdk.supervision.prepare import Preparation
     from davincirunsdk.supervision.worker import Worker
@@ -68,6 +69,7 @@ class FMKManager(JobBody):
     """
 
     _attempt: Attempt | None = None
+    _meeting: Meeting | None = None
     _launch: Preparation | None = None
     _cluster: Cluster | None = None
     _steps: JobSteps | None = None
@@ -195,8 +197,19 @@ class FMKManager(JobBody):
             self._channels.open_display(options.display, names, self._snapshot)
             for spec, file in zip(specs, launch.first.files, strict=True):
                 pumps.append(LogPump(spec.rank, file, self._channels.hub, steps.scanners[len(pumps)]))
-            about = (("mark", launch.mark.rpartition("/")[2]), *self._about())
-            self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name, about))
+            self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name))
+            self._attempt = Attempt(
+                specs,
+                pumps,
+                mark=launch.mark,
+                grace_period=options.grace_period,
+                fail_fast=options.fail_fast,
+                inherits_orphans=self._inherits_orphans,
+                ranks_elsewhere=len(cluster.nodes) > 1,
+                emit=self._emit,
+            )
+            if len(cluster.nodes) > 1 and options.meet != "off":
+                self._meeting = await self._meet(self._attempt, cluster, env)
         except BaseException as error:
             if self._steps is not None:
                 self._steps.end()
@@ -206,15 +219,23 @@ class FMKManager(JobBody):
             if isinstance(error, OSError):
                 raise spawn_error(specs[min(len(pumps), len(specs) - 1)], error) from None
             raise
-        self._attempt = Attempt(
-            specs,
-            pumps,
-            mark=launch.mark,
-            grace_period=options.grace_period,
-            fail_fast=options.fail_fast,
-            inherits_orphans=self._inherits_orphans,
-            ranks_elsewhere=len(cluster.nodes) > 1,
-            emit=self._channels.emit,
+
+    async def _meet(self, attempt: Attempt, cluster: Cluster, env: Mapping[str, str]) -> Meeting | None:
+        """Begin to meet the launchers of the job's other nodes; the workers do not wait for them.
+
+        Raises:
+            PlatformError: There can be no meeting, and one is required.
+        """
+        from davincirunsdk.engines.convene import convene
+
+        return await convene(
+            cluster,
+            self._options,
+            env,
+            stop=lambda reason: attempt.stop(StopWanted(reason=reason)),
+            say=self._on_trouble,
+            workers=lambda: self.workers,
+            others_ended=attempt.note_ranks_ended,
         )
 
     async def _run(self, waits: Patience) -> None:
@@ -225,6 +246,33 @@ class FMKManager(JobBody):
             await self._attempt.run(started=self._tell_started, decided=lambda: self._decide(waits))
         finally:
             self._steps.end()
+
+    def _tell_started(self) -> None:
+        super()._tell_started()
+        if self._meeting is not None:
+            self._meeting.note_started()
+
+    async def _conclude(self, waits: Patience) -> None:
+        try:
+            await super()._conclude(waits)
+        finally:
+            if self._meeting is not None:
+                await waits.wait(asyncio.ensure_future(self._meeting.close()))
+
+    async def _agree(self, waits: Patience, result: RunResult) -> RunResult:
+        if self._meeting is None:
+            return result
+        fault = "" if self._start_error is None else str(self._start_error)
+        return await waits.wait(asyncio.ensure_future(self._meeting.conclude(result, fault=fault)))
+
+    def _emit(self, event: Event) -> None:
+        self._channels.emit(event)
+        if event.kind == "stopping" and self._meeting is not None and self._attempt is not None:
+            cause = self._attempt.cause
+            if cause is not None and not isinstance(cause, RanksEnded):
+                self._meeting.note_stop(
+                    cause.words, self._stop_code if isinstance(cause, StopWanted) else None
+                )
 
     async def _judge(self, waits: Patience) -> RunResult:
         launch, attempt, cluster = self._launch, self._attempt, self._cluster
@@ -249,17 +297,17 @@ class FMKManager(JobBody):
     def _begin_stop(self, *, now: bool, reason: str) -> None:
         if self._attempt is not None:
             self._attempt.stop(StopWanted(reason=reason), now=now)
+        if self._meeting is not None:
+            # Those of other nodes may go on where the workers here have ended.
+            self._meeting.note_stop(reason, self._stop_code)
+            if now:
+                self._meeting.hurry()
 
     def _is_stopping(self) -> bool:
         return self._attempt is not None and self._attempt.is_stopping
 
     def _fault_is_told(self, error: Exception) -> bool:
         return self._attempt is not None and self._attempt.internal_error is error
-
-    def _note_ranks_ended(self) -> None:
-        """Learn that the workers of all other nodes have ended; for whoever knows of them."""
-        if self._attempt is not None:
-            self._attempt.note_ranks_ended()
 
     def _keep_survivors(self) -> None:
         """From now on a failure stops nobody; for callers that ask for it after the start."""

@@ -207,6 +207,41 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help="Silence after which another node counts as lost.  [default: 30]",
     ),
     _option(
+        NODES,
+        "--meet",
+        type=click.Choice(["auto", "off", "require"]),
+        help="Whether launchers started on several nodes meet at node 0 to end as one.  [default: auto]",
+    ),
+    _option(
+        NODES,
+        "--meet-port",
+        type=WHOLE,
+        metavar="PORT",
+        help="Port of node 0 for the meeting.  [default: the one after the rendezvous port]",
+    ),
+    _option(
+        NODES,
+        "--meet-timeout",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="Time in which all nodes have to come to the meeting.  [default: 600]",
+    ),
+    _option(
+        NODES,
+        "--meet-key-file",
+        type=click.Path(),
+        metavar="FILE",
+        help="File with a text that all nodes share, to keep others out.  [default: DAVINCIRUN_MEET_KEY]",
+    ),
+    _option(
+        NODES,
+        "--leave-after",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="How long a healthy node stays after a failure on another.  "
+        "[default: 30 where MindCluster recovers jobs, else 0]",
+    ),
+    _option(
         OUTPUT,
         "--log-dir",
         type=click.Path(),

@@ -78,6 +78,7 @@ class Signals:
         self._counted.append(number)
         if len(self._counted) == 1:
             self._words.say(f"{number.name}: stopping{self._what_comes()}")
+            self._job.note_signal(number)
             self._stop()
         elif len(self._counted) == 2:
             self._words.say(f"{number.name}: killing at once")

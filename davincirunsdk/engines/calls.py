@@ -82,14 +82,8 @@ class Signal(Message, frozen=True, kw_only=True):
     signal: int
 
 
-class RanksEnded(Message, frozen=True, kw_only=True):
-    """See `NodeAgent.ranks_ended`."""
-
-    call: int
-
-
 class Done(Message, frozen=True):
-    """Answer to `Stop`, `Signal` and `RanksEnded`."""
+    """Answer to `Stop` and `Signal`."""
 
     call: int
 
@@ -101,5 +95,5 @@ class Failed(Message, frozen=True):
     why: str
 
 
-TO_AGENT = (Greeting, Start, Report, Stop, Signal, RanksEnded)
+TO_AGENT = (Greeting, Start, Report, Stop, Signal)
 FROM_AGENT = (Found, Refused, Started, Reported, Done, Failed)

@@ -41,6 +41,7 @@ async def convene(
     stop: Callable[[str], None],
     say: Callable[[str], None],
     workers: Callable[[], tuple[WorkerStatus, ...]],
+    others_ended: Callable[[], None],
 ) -> Meeting | None:
     """Begin the meeting of a job on several nodes; nobody is waited for.
 
@@ -51,6 +52,7 @@ async def convene(
         stop: Called with the reason when the workers here have to stop.
         say: Takes a line for people.
         workers: Gives the workers here as they stand.
+        others_ended: Called on node 0 when the workers of all other nodes have ended well.
 
     Returns:
         The meeting, None where none is wanted or none can be.
@@ -94,7 +96,7 @@ async def convene(
         leave_after=_leave_after(options, env),
     )
     kind = HostMeeting if cluster.node_rank == 0 else GuestMeeting
-    meeting = kind(terms, stop=stop, say=say, workers=workers)
+    meeting = kind(terms, stop=stop, say=say, workers=workers, others_ended=others_ended)
     try:
         await meeting.open()
     except BaseException:

@@ -20,7 +20,7 @@ from davincirunsdk.engines.joint import judge
 from davincirunsdk.engines.messages import NodeFacts, NodeReport
 from davincirunsdk.engines.wire import Message
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.types import RunResult  # noqa: TC001 # the wire reads this annotation
+from davincirunsdk.types import JobState, RunResult  # the wire reads this annotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,6 @@ class Verdict(Message, frozen=True):
     """How the job ended, the same for all; the last that node 0 says."""
 
     result: RunResult
-    report: str
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -124,6 +123,7 @@ class Meeting(ABC):
         stop: Called with the reason when the workers here have to stop.
         say: Takes a line for people.
         workers: Gives the workers here as they stand.
+        others_ended: Called on node 0 when the workers of all other nodes have ended well.
     """
 
     def __init__(
@@ -133,12 +133,15 @@ class Meeting(ABC):
         stop: Callable[[str], None],
         say: Callable[[str], None],
         workers: Callable[[], tuple[WorkerStatus, ...]],
+        others_ended: Callable[[], None],
     ) -> None:
         self._terms = terms
         self._stop = stop
         self._say = say
         self._workers = workers
+        self._others_ended = others_ended
         self._own = part(terms.identity.node_rank, terms.identity.host)
+        self._result: RunResult | None = None
         self._began = time.time()
         self._error: PlatformError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,31 +160,38 @@ class Meeting(ABC):
         """Hear that the workers here run."""
 
     @abstractmethod
-    def note_stop(self, reason: str) -> None:
-        """Hear that the workers here are stopped, and why: told in the moment in which it is known."""
+    def note_stop(self, reason: str, exit_code: int | None = None) -> None:
+        """Hear that the workers here are stopped: told in the moment in which it is known.
 
-    async def conclude(self, result: RunResult, report: str) -> tuple[RunResult, str]:
+        Args:
+            reason: Why, in words.
+            exit_code: Where somebody wanted it so: what all launchers are to end with.
+        """
+
+    async def conclude(self, result: RunResult, *, fault: str = "") -> RunResult:
         """Say how this node's part ended, and wait for the verdict over all nodes.
 
         Args:
             result: Of this node alone.
-            report: The same.
+            fault: Why the workers here could not be started, "" if they could.
 
         Returns:
-            The result, with state, failures and exit code of the whole job, and its report; what was
-            given where there was no meeting.
+            The result, with state, failures, exit code and report of the whole job; what was given where
+            there was no meeting.
 
         Raises:
             PlatformError: This node does not fit into the job, or there was no meeting and one is
                 required.
         """
-        self._own.result = result
-        found = await self._conclude()
+        self._result = result
+        # Workers that could not be started are the node's fault, not its result.
+        self._own.result, self._own.lost = (None, fault) if fault else (result, "")
+        self._own.workers, self._own.auxiliaries = result.workers, result.auxiliaries
+        joint = await self._conclude()
         if self._error is not None:
             raise self._error
-        if found is None:
-            return result, report
-        joint, joint_report = found
+        if joint is None:
+            return result
         if joint.failures and not result.failures:
             await self._within(self._terms.leave_after)
         return replace(
@@ -190,7 +200,7 @@ class Meeting(ABC):
             exit_code=joint.exit_code,
             failures=joint.failures,
             report=joint.report,
-        ), joint_report
+        )
 
     def hurry(self) -> None:
         """Wait for nobody any more."""
@@ -207,7 +217,7 @@ class Meeting(ABC):
             await asyncio.wait(tasks)
 
     @abstractmethod
-    async def _conclude(self) -> tuple[RunResult, str] | None:
+    async def _conclude(self) -> RunResult | None:
         """Bring about the verdict, None where there was no meeting."""
 
     def _begin(self, work: asyncio.Task[None]) -> None:
@@ -224,6 +234,11 @@ class Meeting(ABC):
         """Wait for one of the futures, unless there is a hurry."""
         await asyncio.wait({self._hurry, *futures}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
+    def _obey(self, reason: str) -> None:
+        """Stop the workers here for what happened elsewhere."""
+        self._say(f"stopping: {reason}")
+        self._stop(reason)
+
     def _fail(self, error: PlatformError) -> None:
         """End the job here for a reason that is not the workers'."""
         if self._error is None:
@@ -237,11 +252,16 @@ class Meeting(ABC):
         else:
             self._say(f"no meeting of the nodes: {why}; each node's launcher ends by itself")
 
-    async def _judge(self, parts: Sequence[Part], troubled: Sequence[Part]) -> tuple[RunResult, str]:
-        own = self._own.result
+    async def _judge(
+        self, parts: Sequence[Part], troubled: Sequence[Part], stop_code: int | None = None
+    ) -> RunResult:
+        own = self._result
         assert own is not None
         joint = await in_thread_or_here(lambda: judge(parts, troubled, job_id=own.job_id, began=self._began))
-        return joint, joint.report.text if joint.report is not None else ""
+        if joint.state is JobState.STOPPED and stop_code is not None:
+            report = joint.report and replace(joint.report, exit_code=stop_code)
+            joint = replace(joint, exit_code=stop_code, report=report)
+        return joint
 
 
 async def resolved(names: Sequence[str]) -> frozenset[str]:

@@ -53,10 +53,10 @@ class GuestMeeting(Meeting):
         """See `Meeting.note_started`."""
         self._tell()
 
-    def note_stop(self, reason: str) -> None:
+    def note_stop(self, reason: str, exit_code: int | None = None) -> None:
         """See `Meeting.note_stop`."""
-        if not self._halted:
-            self._stops.append(Event(kind="stopping", time=time.time(), detail=reason))
+        if not self._halted and not self._stops:
+            self._stops.append(Event(kind="stopping", time=time.time(), detail=reason, exit_code=exit_code))
             self._tell()
 
     def _tell(self) -> None:
@@ -69,23 +69,28 @@ class GuestMeeting(Meeting):
         if self._channel is not None:
             self._channel.close()
 
-    async def _conclude(self) -> tuple[RunResult, str] | None:
-        result = self._own.result
-        assert result is not None
+    async def _conclude(self) -> RunResult | None:
         if self._channel is None and not self._host.lost:
             if self._terms.required and self._error is None:
                 self._do_without("node 0 had not been reached when the workers of this node had ended")
             return None
         if self._channel is not None and not self._over.done():
+            own = self._own
             self._channel.send(
-                Told(NodeReport(workers=result.workers, auxiliaries=result.auxiliaries, result=result))
+                Told(
+                    NodeReport(
+                        workers=own.workers,
+                        auxiliaries=own.auxiliaries,
+                        result=own.result,
+                        departing=own.lost,
+                    )
+                )
             )
             await asyncio.wait({self._over, self._hurry}, return_when=asyncio.FIRST_COMPLETED)
         if self._verdict is not None:
-            return self._verdict.result, self._verdict.report
+            return self._verdict.result
         if not self._host.lost:
             return None
-        self._own.workers, self._own.auxiliaries = result.workers, result.auxiliaries
         return await self._judge([self._host, self._own], [self._host])
 
     async def _attend(self) -> None:
@@ -101,7 +106,7 @@ class GuestMeeting(Meeting):
                 message = await channel.receive(self._terms.lost_after)
                 if isinstance(message, Halt) and not self._halted:
                     self._halted = True
-                    self._stop(message.reason)
+                    self._obey(message.reason)
                 elif isinstance(message, Verdict):
                     self._verdict = message
         except LinkEnded as end:

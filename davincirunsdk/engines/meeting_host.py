@@ -55,6 +55,7 @@ class HostMeeting(Meeting):
         self._coming: dict[asyncio.Task[None], Channel] = {}
         self._troubled: list[Part] = []
         self._halted = ""
+        self._stop_code: int | None = None
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines = 0
         terms = self._terms
@@ -80,9 +81,9 @@ class HostMeeting(Meeting):
     def note_started(self) -> None:
         """See `Meeting.note_started`; node 0 knows its own workers."""
 
-    def note_stop(self, reason: str) -> None:
+    def note_stop(self, reason: str, exit_code: int | None = None) -> None:
         """See `Meeting.note_stop`."""
-        self._trouble(self._own, reason)
+        self._trouble(self._own, reason, exit_code)
 
     async def close(self) -> None:
         """Listen no more; see `Meeting.close`."""
@@ -92,12 +93,9 @@ class HostMeeting(Meeting):
         for channel in self._links.values():
             channel.close()
 
-    async def _conclude(self) -> tuple[RunResult, str] | None:
-        result = self._own.result
-        assert result is not None
-        self._own.workers, self._own.auxiliaries = result.workers, result.auxiliaries
-        if result.failures:
-            self._trouble(self._own, "a worker failed")
+    async def _conclude(self) -> RunResult | None:
+        if self._own.lost or (self._own.result is not None and self._own.result.failures):
+            self._trouble(self._own, self._own.lost or "a worker failed")
         if self._terms.required and self._error is None and self._absent():
             # Those who have not come by now would have been named at the time limit.
             self._do_without(f"{self._absent()} had not come when the workers of node 0 had ended")
@@ -113,14 +111,14 @@ class HostMeeting(Meeting):
         if len(self._parts) == 1:
             return None
         parts = [self._parts[node_rank] for node_rank in sorted(self._parts)]
-        joint, report = await self._judge(parts, self._troubled)
+        joint = await self._judge(parts, self._troubled, self._stop_code)
         links = list(self._links.values())
         for channel in links:
-            channel.send(Verdict(joint, report))
+            channel.send(Verdict(joint))
             channel.end_sending()
         with anyio.move_on_after(_LAST_WORD):
             await asyncio.gather(*(link.drain() for link in links))
-        return joint, report
+        return joint
 
     def _going(self) -> list[Part]:
         return [one for one in self._parts.values() if not one.ended]
@@ -238,11 +236,17 @@ class HostMeeting(Meeting):
             guest.workers, guest.auxiliaries = report.workers, report.auxiliaries
         for event in report.events:
             if event.kind == "stopping":
-                self._trouble(guest, event.detail)
+                self._trouble(guest, event.detail, event.exit_code)
+        if report.departing and not guest.ended:
+            guest.lost = report.departing
+            self._trouble(guest, report.departing)
         if report.result is not None and not guest.ended:
             guest.result = report.result
             if report.result.failures:
                 self._trouble(guest, "a worker failed")
+            others = [one for one in self._parts.values() if one is not self._own]
+            if not self._absent() and all(one.result is not None for one in others):
+                self._others_ended()
         self._wake()
 
     def _lose(self, guest: Part, why: str) -> None:
@@ -253,9 +257,11 @@ class HostMeeting(Meeting):
         self._trouble(guest, "its launcher was lost")
         self._wake()
 
-    def _trouble(self, one: Part, reason: str) -> None:
-        if one not in self._troubled:
+    def _trouble(self, one: Part, reason: str, exit_code: int | None = None) -> None:
+        if one not in self._troubled and exit_code is None:
             self._troubled.append(one)
+        if not self._halted:
+            self._stop_code = exit_code
         self._halt(f"{reason} on {one.name}", but=one)
 
     def _halt(self, reason: str, but: Part | None = None) -> None:
@@ -268,7 +274,7 @@ class HostMeeting(Meeting):
             if guest is not but and not guest.ended:
                 channel.send(Halt(reason))
         if but is not self._own:
-            self._stop(reason)
+            self._obey(reason)
         self._wake()
 
     def _wake(self) -> None:

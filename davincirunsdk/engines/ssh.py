@@ -31,7 +31,6 @@ from davincirunsdk.engines.calls import (
     Failed,
     Found,
     Greeting,
-    RanksEnded,
     Refused,
     Report,
     Reported,
@@ -291,7 +290,7 @@ class SshPlacement:
             PlatformError: Hosts cannot be used; its text has a line for each. Nothing is left on any.
         """
         try:
-            await in_thread(guardian.watch, self._mark)
+            await in_thread(lambda: guardian.watch(self._mark, _CLOSE_PATIENCE))
             errors = await self._open_all()
             if errors:
                 raise PlatformError(_joined(errors, len(self._nodes)))
@@ -306,7 +305,7 @@ class SshPlacement:
         closing = asyncio.gather(*(node.close() for node in self._nodes))
         with shield():
             await waits.wait(asyncio.ensure_future(closing))
-            await waits.wait(in_thread(guardian.release, self._mark))
+            await waits.wait(in_thread(lambda: guardian.release(self._mark)))
         waits.settle()
 
     async def _open_all(self) -> dict[str, str]:
@@ -393,9 +392,6 @@ class _SshNode:
 
     async def signal(self, number: int) -> None:
         await self._call(Done, Signal(call=next(self._numbers), signal=number))
-
-    async def ranks_ended(self) -> None:
-        await self._call(Done, RanksEnded(call=next(self._numbers)))
 
     async def close(self) -> None:
         """End the link, and with it the agent; kills the ssh that does not go by itself."""

@@ -25,7 +25,6 @@ from davincirunsdk.engines.calls import (
     Failed,
     Found,
     Greeting,
-    RanksEnded,
     Refused,
     Report,
     Reported,
@@ -156,9 +155,6 @@ class _Service:
             return Done(call.call)
         if isinstance(call, Signal):
             await self._agent.signal(call.signal)
-            return Done(call.call)
-        if isinstance(call, RanksEnded):
-            await self._agent.ranks_ended()
             return Done(call.call)
         raise ValueError(f"{type(call).__name__} is not a call")
 

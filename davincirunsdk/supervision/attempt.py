@@ -155,6 +155,11 @@ class Attempt:
         """True once the workers are to end, or have been told so."""
         return self._stop_ordered or self._deadline < math.inf
 
+    @property
+    def cause(self) -> Cause | None:
+        """Why the workers are to end, None while they go on by themselves."""
+        return self._cause
+
     def stop(self, cause: Cause, *, now: bool = False) -> None:
         """End it: SIGTERM to all workers, SIGKILL after the grace period.
 
@@ -468,7 +473,7 @@ class Attempt:
                     worker.deal_with_end()
             case messages.Spawned(worker=worker):
                 self._note("started", worker)
-                self._look(worker.be_guarded)
+                self._look(worker.be_guarded, self._mark)
                 if self._deadline < math.inf and worker.running:
                     # The stop came while it was being started.
                     worker.terminate()

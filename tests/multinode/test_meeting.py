@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import socket
 import struct
@@ -40,7 +41,11 @@ class Node:
         self.lines: list[str] = []
         kind = GuestMeeting if self.rank else HostMeeting
         self.meeting: Meeting = kind(
-            terms, stop=self._stop, say=self.lines.append, workers=lambda: (status(self.rank),)
+            terms,
+            stop=self._stop,
+            say=self.lines.append,
+            workers=lambda: (status(self.rank),),
+            others_ended=lambda: self.lines.append("others ended"),
         )
 
     def _stop(self, reason: str) -> None:
@@ -135,6 +140,12 @@ def result(rank: int, code: int | None = 0) -> RunResult:
     )  # fmt: skip
 
 
+def words(found: RunResult) -> str:
+    """The report as printed."""
+    assert found.report is not None
+    return found.report.text
+
+
 async def test_a_failure_anywhere_ends_all_with_one_verdict() -> None:
     """The others are told to stop within the promised time; all get the same report and exit code."""
     port = free_port()
@@ -150,17 +161,48 @@ async def test_a_failure_anywhere_ends_all_with_one_verdict() -> None:
                 assert node.stops == [f"rank {failing} failed on node {failing} (h{failing})"]
             concluded = await asyncio.gather(
                 *(
-                    node.meeting.conclude(result(node.rank, 7 if node.rank == failing else None), "")
+                    node.meeting.conclude(result(node.rank, 7 if node.rank == failing else None))
                     for node in nodes
                 )
             )
             assert not nodes[failing].stops
-            assert {report for _, report in concluded} == {concluded[0][1]}
-            assert f"rank {failing}" in concluded[0][1]
-            for node, (found, _) in zip(nodes, concluded, strict=True):
+            assert {words(found) for found in concluded} == {words(concluded[0])}
+            assert f"rank {failing}" in words(concluded[0])
+            for node, found in zip(nodes, concluded, strict=True):
                 assert (found.state, found.exit_code) == (JobState.FAILED, 7)
                 assert found.failures[0].rank == failing
                 assert [worker.rank for worker in found.workers] == [node.rank]
+
+
+@pytest.mark.parametrize("wishing", [0, 1])
+async def test_a_stop_that_somebody_wanted_is_no_failure(wishing: int) -> None:
+    """All stop, nobody is blamed, and all end with the code of the wish."""
+    port = free_port()
+    async with met(*(terms_of(rank, port) for rank in range(3))) as nodes:
+        await all_in(nodes[0], 3)
+        nodes[wishing].meeting.note_stop("SIGINT", 130)
+        for node in nodes:
+            if node.rank != wishing:
+                await asyncio.wait_for(node.stopped.wait(), 10)
+        concluded = await asyncio.gather(*(node.meeting.conclude(result(node.rank, None)) for node in nodes))
+        assert {(found.state, found.exit_code) for found in concluded} == {(JobState.STOPPED, 130)}
+
+
+async def test_workers_that_cannot_be_started_are_their_nodes_fault() -> None:
+    """The others stop and name the node; it keeps its own error."""
+    port = free_port()
+    async with met(*(terms_of(rank, port) for rank in range(3))) as nodes:
+        await all_in(nodes[0], 3)
+        nodes[1].meeting.note_stop("no such program")
+        for node in (nodes[0], nodes[2]):
+            await asyncio.wait_for(node.stopped.wait(), 10)
+        faulty = nodes[1].meeting.conclude(result(1, None), fault="no such program")
+        others = [nodes[rank].meeting.conclude(result(rank, None)) for rank in (0, 2)]
+        for found in (await asyncio.gather(faulty, *others))[1:]:
+            assert found.state is JobState.FAILED
+            assert "no such program" in words(found)
+            assert found.report is not None
+            assert found.report.root_cause.node_rank == 1
 
 
 async def test_success_is_waited_for_and_shared() -> None:
@@ -168,13 +210,13 @@ async def test_success_is_waited_for_and_shared() -> None:
     port = free_port()
     async with met(*(terms_of(rank, port) for rank in range(3))) as nodes:
         await all_in(nodes[0], 3)
-        first = asyncio.ensure_future(nodes[0].meeting.conclude(result(0), ""))
-        second = asyncio.ensure_future(nodes[1].meeting.conclude(result(1), ""))
+        first = asyncio.ensure_future(nodes[0].meeting.conclude(result(0)))
+        second = asyncio.ensure_future(nodes[1].meeting.conclude(result(1)))
         done, _ = await asyncio.wait({first, second}, timeout=1.5)
         assert not done
-        found, report = await nodes[2].meeting.conclude(result(2), "")
-        assert (found.state, found.exit_code, report) == (JobState.SUCCEEDED, 0, "")
-        assert {(one.state, text) for one, text in (await first, await second)} == {(JobState.SUCCEEDED, "")}
+        found = await nodes[2].meeting.conclude(result(2))
+        assert (found.state, found.exit_code, found.report) == (JobState.SUCCEEDED, 0, None)
+        assert {(await first).state, (await second).state} == {JobState.SUCCEEDED}
         assert not any(node.stops for node in nodes)
 
 
@@ -188,11 +230,11 @@ async def test_a_late_node_hears_what_happened_before_it_came() -> None:
         async with met(terms_of(2, port)) as (late,):
             await asyncio.wait_for(late.stopped.wait(), 10)
             concluded = await asyncio.gather(
-                nodes[0].meeting.conclude(result(0, None), ""),
-                nodes[1].meeting.conclude(result(1, 5), ""),
-                late.meeting.conclude(result(2, None), ""),
+                nodes[0].meeting.conclude(result(0, None)),
+                nodes[1].meeting.conclude(result(1, 5)),
+                late.meeting.conclude(result(2, None)),
             )
-            assert {found.exit_code for found, _ in concluded} == {5}
+            assert {found.exit_code for found in concluded} == {5}
 
 
 async def test_nodes_that_come_before_node_0_wait_for_it() -> None:
@@ -213,7 +255,7 @@ async def test_a_job_that_never_met_ends_as_today() -> None:
     for rank in (0, 1):
         async with met(terms_of(rank, port)) as (node,):
             own = result(rank, 3)
-            assert await node.meeting.conclude(own, "mine") == (own, "mine")
+            assert await node.meeting.conclude(own) is own
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -223,7 +265,7 @@ async def test_a_meeting_that_is_required_fails_without(rank: int) -> None:
     async with met(terms_of(rank, port, required=True, timeout=0.7)) as (node,):
         await asyncio.wait_for(node.stopped.wait(), 20)
         with pytest.raises(PlatformError, match="require") as caught:
-            await node.meeting.conclude(result(rank, None), "")
+            await node.meeting.conclude(result(rank, None))
     text = str(caught.value)
     assert ("node 1 (h1), node 2 (h2) never came" if rank == 0 else f"127.0.0.1:{port}") in text
 
@@ -239,7 +281,7 @@ async def test_without_the_port_the_job_goes_on() -> None:
             assert f"port {port}" in host.lines[0]
             assert not host.stops
             own = result(0)
-            assert await host.meeting.conclude(own, "") == (own, "")
+            assert await host.meeting.conclude(own) is own
         with pytest.raises(PlatformError, match=f"port {port}"):
             async with met(terms_of(0, port, required=True)):
                 raise AssertionError
@@ -255,10 +297,11 @@ async def test_a_launcher_that_dies_is_lost_at_once() -> None:
         guest.meeting._channel.abort()
         await asyncio.wait_for(host.stopped.wait(), 5)
         assert host.stops == ["its launcher was lost on node 1 (h1)"]
-        found, report = await host.meeting.conclude(result(0, None), "")
+        found = await host.meeting.conclude(result(0, None))
         assert (found.state, found.exit_code) == (JobState.FAILED, 1)
-        assert found.failures[0].name == "node 1"
-        assert "node 1" in report
+        assert found.report is not None
+        assert found.report.root_cause.node_rank == 1
+        assert "node 1" in words(found)
 
 
 async def test_without_node_0_the_others_stop_and_say_so() -> None:
@@ -270,10 +313,11 @@ async def test_without_node_0_the_others_stop_and_say_so() -> None:
         for guest in guests:
             await asyncio.wait_for(guest.stopped.wait(), 5)
             assert guest.stops == ["node 0 (h0) was lost"]
-            found, report = await guest.meeting.conclude(result(guest.rank, None), "")
+            found = await guest.meeting.conclude(result(guest.rank, None))
             assert found.state is JobState.FAILED
-            assert found.failures[0].name == "node 0"
-            assert "node 0" in report
+            assert found.report is not None
+            assert found.report.root_cause.node_rank == 0
+            assert "node 0" in words(found)
 
 
 async def test_a_silent_node_is_lost_after_its_time() -> None:
@@ -296,7 +340,7 @@ async def test_a_node_that_does_not_end_is_given_up() -> None:
             await all_in(host, 2)
             host.meeting.note_stop("rank 0 failed")
             await asyncio.wait_for(guest.stopped.wait(), 5)
-            found, _ = await asyncio.wait_for(host.meeting.conclude(result(0, 9), ""), 10)
+            found = await asyncio.wait_for(host.meeting.conclude(result(0, 9)), 10)
             assert found.exit_code == 9
             assert host.said("did not say in time")
     finally:
@@ -310,7 +354,7 @@ async def test_a_hurry_waits_for_nobody() -> None:
         await all_in(nodes[0], 3)
         for node in nodes:
             node.meeting.hurry()
-            await asyncio.wait_for(node.meeting.conclude(result(node.rank), ""), 5)
+            await asyncio.wait_for(node.meeting.conclude(result(node.rank)), 5)
 
 
 @pytest.mark.parametrize(
@@ -337,12 +381,13 @@ async def test_who_does_not_fit_ends_with_an_error_that_names_both(
             stop=wrong._stop,
             say=wrong.lines.append,
             workers=lambda: (status(2),),
+            others_ended=lambda: None,
         )
         await wrong.meeting.open()
         try:
             await asyncio.wait_for(wrong.stopped.wait(), 10)
             with pytest.raises(PlatformError, match="does not fit into the job") as caught:
-                await wrong.meeting.conclude(result(2, None), "")
+                await wrong.meeting.conclude(result(2, None))
             assert said in str(caught.value)
             assert nodes[0].said(said)
             assert not any(node.stops for node in nodes)
@@ -560,5 +605,5 @@ async def test_reports_of_nodes_carry_the_workers() -> None:
             await enter(channel, terms_of(1, port, nnodes=2).identity)
             channel.send(Told(NodeReport(workers=(status(1),))))
         await asyncio.wait_for(host.stopped.wait(), 10)
-        found, _ = await host.meeting.conclude(result(0, None), "")
-        assert "rank 1 was there" in found.failures[0].reason
+        found = await host.meeting.conclude(result(0, None))
+        assert re.search(r"ranks? 1\b", words(found))

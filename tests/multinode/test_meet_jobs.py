@@ -1,0 +1,240 @@
+"""Real launchers that start apart on this machine and meet: they end as one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(120)
+
+WORKER = str(Path(__file__).parent / "programs" / "worker.py")
+NODES = 3
+
+
+class Launchers:
+    """The davincirun processes of one job, by node rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            # The next one is the meeting's.
+            self.port = probe.getsockname()[1] - 1
+
+    def start(
+        self, rank: int, *words: str, options: tuple[str, ...] = (), nnodes: int = NODES, **env: str
+    ) -> None:
+        """Start the launcher of one node, two workers each."""
+        with open(self.folder / f"err{rank}", "w") as words_of_it:
+            self.running[rank] = subprocess.Popen(
+                [
+                    sys.executable, "-m", "davincirunsdk", "--nnodes", str(nnodes), "--node-rank", str(rank),
+                    "--master-addr", "127.0.0.1", "--master-port", str(self.port), "--nproc-per-node", "2",
+                    "--grace-period", "5", "--log-dir", str(self.folder / f"log{rank}"), *options, *words,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words_of_it,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )  # fmt: skip
+
+    def start_all(self, *words: str, options: tuple[str, ...] = ()) -> None:
+        for rank in range(NODES):
+            self.start(rank, *words, options=options)
+
+    def ready(self) -> None:
+        """Wait until all workers run and all nodes have met."""
+        wait_until(
+            lambda: self.logs().count("ready rank") == 2 * len(self.running), 40, "all workers are ready"
+        )
+        host = self.running[0].pid
+        wait_until(lambda: met(host, self.port + 1) == len(self.running) - 1, 20, "all nodes have met")
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("log*/*-proc-rank-*.txt")))
+
+    def said(self, rank: int) -> str:
+        return (self.folder / f"err{rank}").read_text()
+
+    def codes(self, *ranks: int) -> list[int]:
+        """Wait for launchers and give their exit codes."""
+        return [self.running[rank].wait(40) for rank in ranks or sorted(self.running)]
+
+
+def met(pid: int, port: int) -> int:
+    """Count the connections that a process has accepted at a port."""
+    rows = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    own = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            own.add(os.readlink(fd))
+        except OSError:
+            continue
+    return sum(
+        row.split()[1].endswith(f":{port:04X}")
+        and row.split()[3] == "01"
+        and f"socket:[{row.split()[9]}]" in own
+        for row in rows
+    )
+
+
+@contextmanager
+def launchers(folder: Path) -> Iterator[Launchers]:
+    made = Launchers(folder)
+    try:
+        yield made
+    finally:
+        for process in made.running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in made.running.values():
+            process.wait(30)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Launchers]:
+    with launchers(tmp_path) as made:
+        yield made
+
+
+def causes(job: Launchers) -> list[str]:
+    """The line with the root cause of each report."""
+    found = [re.search(r"^job .* failed: (.*)$", job.said(rank), re.MULTILINE) for rank in job.running]
+    return [match[1] if match else "none" for match in found]
+
+
+@pytest.mark.parametrize("failing", [0, 3, 5])
+def test_a_failing_rank_ends_all_nodes_with_its_code(job: Launchers, tmp_path: Path, failing: int) -> None:
+    """Each launcher prints the same root cause and ends with the rank's own exit code."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    job.start_all(WORKER, "--fail", f"{failing}:7", "--when-ready", str(gate))
+    assert job.codes() == [7, 7, 7]
+    assert job.logs().count("saved on SIGTERM") == 5
+    found = causes(job)
+    assert found == [found[0]] * 3
+    assert f"rank {failing} " in found[0]
+    for rank in range(NODES):
+        if rank != failing // 2:
+            assert f"stopping: rank {failing} failed on node {failing // 2}" in job.said(rank)
+
+
+def test_success_is_shared(job: Launchers) -> None:
+    """All end well, and nobody says a word about the meeting but who gets in."""
+    job.start_all(WORKER, "--seconds", "1")
+    assert job.codes() == [0, 0, 0]
+    assert "no meeting" not in "".join(job.said(rank) for rank in range(NODES))
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_ctrl_c_on_one_node_stops_all(job: Launchers, stopped: int) -> None:
+    """One SIGTERM for each rank, and the same exit code on every node."""
+    job.start_all(WORKER)
+    job.ready()
+    os.killpg(job.running[stopped].pid, signal.SIGINT)
+    assert job.codes() == [130, 130, 130]
+    assert job.logs().count("saved on SIGTERM") == 6
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_a_killed_launcher_is_a_lost_node(job: Launchers, killed: int) -> None:
+    """The other nodes know at once, stop and name it; its own workers are ended by its guardian."""
+    job.start_all(WORKER)
+    job.ready()
+    job.running[killed].kill()
+    others = [rank for rank in range(NODES) if rank != killed]
+    assert job.codes(*others) == [1, 1]
+    for rank in others:
+        assert re.search(rf"node {killed} is the root cause", job.said(rank)), job.said(rank)
+    wait_until(lambda: job.logs().count("saved on SIGTERM") >= 4, what="the others have saved")
+
+
+def test_a_node_that_starts_late_is_in(job: Launchers, tmp_path: Path) -> None:
+    """The others run and wait for nobody; what happens after it came ends it, too."""
+    for rank in (0, 1):
+        job.start(rank, WORKER, "--fail", "4:9", "--when-ready", str(tmp_path / "log0"))
+    wait_until(lambda: job.logs().count("ready rank") == 4, 40, "the first nodes run")
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    job.start(2, WORKER, "--fail", "4:9")
+    assert job.codes() == [9, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("rank", "options", "said"),
+    [
+        (1, (), "says that it is node 1, and so does"),
+        (2, ("--nproc-per-node", "3"), "3 nodes and 9 workers"),
+    ],
+)
+def test_a_node_that_does_not_fit_ends_alone(
+    job: Launchers, rank: int, options: tuple[str, ...], said: str
+) -> None:
+    """It ends with exit code 3 and names both; the others go on."""
+    for other in (0, 1):
+        job.start(other, WORKER)
+    wait_until(lambda: job.logs().count("ready rank") == 4, 40, "the first nodes run")
+    wait_until(lambda: met(job.running[0].pid, job.port + 1) == 1, what="they have met")
+    with launchers(job.folder / "other") as second:
+        second.folder.mkdir()
+        second.port = job.port
+        second.start(rank, WORKER, options=options)
+        assert second.codes() == [3]
+        assert said in second.said(rank)
+    assert all(one.poll() is None for one in job.running.values())
+
+
+def test_another_key_is_as_no_meeting(job: Launchers) -> None:
+    """Both sides say so in a line; each launcher ends for itself, as before there were meetings."""
+    job.start(0, WORKER, "--fail", "0:7", nnodes=2, DAVINCIRUN_MEET_KEY="s3cret-a")
+    job.start(1, WORKER, "--seconds", "1", nnodes=2, DAVINCIRUN_MEET_KEY="s3cret-b")
+    assert job.codes()[1] == 0
+    text = job.said(0) + job.said(1)
+    assert "s3cret" not in text + job.logs()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_meeting_that_is_required(job: Launchers, rank: int) -> None:
+    """Alone, a launcher fails with exit code 3 and names who did not come; its workers are stopped."""
+    job.start(rank, WORKER, options=("--meet", "require", "--meet-timeout", "2"))
+    assert job.codes() == [3]
+    assert "--meet require" in job.said(rank)
+    assert job.logs().count("saved on SIGTERM") == 2
+
+
+def test_without_a_meeting_each_ends_alone(job: Launchers) -> None:
+    """`--meet off` is what there was before: nothing listens, nobody is told."""
+    job.start(0, WORKER, "--fail", "0:7", options=("--meet", "off"))
+    job.start(1, WORKER, "--seconds", "2", options=("--meet", "off"))
+    assert job.codes() == [7, 0]
+
+
+def test_a_start_that_fails_on_one_node_ends_all(job: Launchers) -> None:
+    """That node ends with the code of its own error; the others name it."""
+    job.start(0, WORKER)
+    job.start(1, WORKER)
+    wait_until(lambda: job.logs().count("ready rank") == 4, 40, "the first nodes run")
+    program = job.folder / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    job.start(2, str(program))
+    codes = job.codes()
+    assert codes[2] in (126, 127)
+    assert codes[:2] == [1, 1]
+    for rank in (0, 1):
+        assert re.search("node 2 is the root cause", job.said(rank)), job.said(rank)
