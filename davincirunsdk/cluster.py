@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from davincirunsdk.host.interfaces import Interface
+
 
 def printable(text: str) -> str:
     """Escape what could steer a terminal: names come from tables, pods and users."""
@@ -32,12 +34,14 @@ class Device:
         rank: Rank of the worker bound to it.
         local_rank: Place of the device among those that the node's workers see, in ascending order:
             the number by which a framework opens it.
+        visible_id: Number by which ASCEND_RT_VISIBLE_DEVICES names the device.
         device_ip: Address of the NPU for HCCL, "" when unknown.
     """
 
     device_id: int
     rank: int
     local_rank: int
+    visible_id: int = -1
     device_ip: str = ""
 
 
@@ -98,6 +102,10 @@ class Cluster:
         physical_device_id: True for the one driver release (20.1.0) whose DEVICE_ID is physical
             and which knows no ASCEND_DEVICE_ID.
         npus: True when the devices are NPUs, False for bare slots.
+        device_files: True where the NPUs' device files are here, so that cards are real.
+        one_each: True if each worker is to see its own device alone.
+        interface: Network interface to the other nodes, None where nothing is to be said about it.
+        hccl_base_port: First of the host ports for HCCL, None for its usual ones.
         scheduler_elsewhere: True where MindSpore's scheduler runs apart from all nodes of the job.
         platform: Name of the platform that told all this.
         facts: Which source gave what, in order of trust.
@@ -114,6 +122,10 @@ class Cluster:
     visible_devices: tuple[int, ...] | None = None
     physical_device_id: bool = False
     npus: bool = True
+    device_files: bool = False
+    one_each: bool = False
+    interface: Interface | None = None
+    hccl_base_port: int | None = None
     scheduler_elsewhere: bool = False
     platform: str = "host"
     facts: tuple[Fact, ...] = ()

@@ -8,9 +8,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from davincirunsdk.cluster import file_name
 from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here
+from davincirunsdk.host.claims import Claims
 from davincirunsdk.job import JobBody, log_notice
 from davincirunsdk.leftovers.guardian import guardian
+from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.pump import LogPump
 from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
@@ -73,6 +76,7 @@ class FMKManager(JobBody):
     _launch: Preparation | None = None
     _cluster: Cluster | None = None
     _steps: JobSteps | None = None
+    _claims: Claims | None = None
     _reaping: asyncio.TimerHandle | None = None
     _inherits_orphans: bool = False
 
@@ -176,13 +180,26 @@ class FMKManager(JobBody):
         return [] if group is None else [w for w in group.workers if w.spec.auxiliary is auxiliary]
 
     async def _prepare(self) -> None:
+        claims = self._claims = Claims()
+        try:
+            await self._prepare_with_claims(claims)
+        except BaseException:
+            claims.release()
+            raise
+
+    async def _prepare_with_claims(self, claims: Claims) -> None:
         from davincirunsdk.platforms import locate, without_outer_job
+        from davincirunsdk.platforms.holding import hold
 
         options = self._options
         inherited = dict(os.environ)
         # Inside another job's worker, too, what the caller gives for this one counts.
         env = {**without_outer_job(inherited), **options.env}
-        cluster = self._cluster = await locate(options, env, notify=self._notify)
+        cluster = await locate(options, env, notify=self._notify)
+        if JOB_MARK not in inherited:  # a worker's own job shares the cards of the job outside
+            claims.job = options.name or file_name(cluster.job_id)
+            cluster = await hold(cluster, claims, env, wait=options.wait_devices, notify=self._notify)
+        self._cluster = cluster
         # It may hang on a dead mount: whoever gives up the start does not wait for it.
         launch = await in_thread(
             lambda: prepare(options, cluster, inherited=inherited, on_trouble=self._on_trouble),
@@ -241,11 +258,13 @@ class FMKManager(JobBody):
     async def _run(self, waits: Patience) -> None:
         assert self._attempt is not None
         assert self._steps is not None
+        assert self._claims is not None
         self._steps.begin()
         try:
             await self._attempt.run(started=self._tell_started, decided=lambda: self._decide(waits))
         finally:
             self._steps.end()
+            self._claims.release()
 
     def _tell_started(self) -> None:
         super()._tell_started()

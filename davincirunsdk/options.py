@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.host.devices import parse_list
 from davincirunsdk.steps.shapes import parse_pattern
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class JobKeywords(TypedDict, total=False):
     nproc_per_node: int | None
     master_port: int | None
     name: str | None
+    visible: Literal["all", "one"]
+    iface: str
     grace_period: float
     env: Mapping[str, str] | None
     framework: str
@@ -59,6 +62,8 @@ class NodeKeywords(JobKeywords, total=False):
     node_rank: int | None
     master_addr: str | None
     ignore_platform: bool
+    devices: str | None
+    wait_devices: float | None
     meet: MeetChoice
     meet_port: int | None
     meet_timeout: float
@@ -346,6 +351,14 @@ class Wish:
         ignore_platform: Where two sources contradict each other about size or place of the job,
             let the more trusted one count: what is given here, then the rank table, then the
             platform. By default that is an error.
+        devices: Physical numbers of the NPUs to use on this node, such as `4-7` or `0,2`; by default
+            all that are in sight, or those of the rank table.
+        wait_devices: Seconds to wait for NPUs that another job of this host holds, and for host ports
+            of HCCL_IF_BASE_PORT; by default that is an error at once.
+        visible: `all`: a worker sees every NPU of its node's workers; `one`: its own alone, as number
+            0, and with LOCAL_RANK 0.
+        iface: Network interface to the other nodes: `auto` finds it, `none` leaves the choice to the
+            frameworks, or its name.
         command_line: True for a job of the command, whose users expect the logs of CANN and the
             frameworks elsewhere than those of the calls do; not for users to set.
     """
@@ -358,6 +371,10 @@ class Wish:
     master_addr: str | None = option(None, text)
     master_port: int | None = option(None, number(1, 65535))
     ignore_platform: bool = option(False, flag)
+    devices: str | None = option(None, _text_that(parse_list, "4-7"))
+    wait_devices: float | None = option(None, seconds)
+    visible: Literal["all", "one"] = option("all", one_of(("all", "one")))
+    iface: str = option("auto", text)
     command_line: bool = False
 
 

@@ -148,6 +148,27 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         WORKERS,
+        "--devices",
+        metavar="LIST",
+        help="NPUs to use on this node, by their physical numbers: 4-7, or 0,2.  [default: all in sight]",
+    ),
+    _option(
+        WORKERS,
+        "--wait-devices",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="How long to wait for NPUs that another job of this host holds.  [default: not at all]",
+    ),
+    _option(
+        WORKERS,
+        "--visible",
+        default="all",
+        type=click.Choice(["all", "one"]),
+        help="NPUs that a worker sees: all of its node's workers, or its own alone, as number 0.  "
+        "[default: all]",
+    ),
+    _option(
+        WORKERS,
         "--name",
         metavar="NAME",
         help="Name of the job, and of its log files.  [default: the platform's job id, or the host name]",
@@ -192,6 +213,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         type=WHOLE,
         metavar="PORT",
         help="Port for the rendezvous.  [default: from the platform, or a free one]",
+    ),
+    _option(
+        NODES,
+        "--iface",
+        default="auto",
+        metavar="NAME",
+        help="Network interface to the other nodes; auto finds it, none sets nothing.  [default: auto]",
     ),
     _option(
         NODES,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 RESTART_COUNT = "DAVINCIRUN_RESTART_COUNT"
 """The variable with the number of this start of the workers, from 0."""
 
+SOCKET_NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+HCCL_NAMES = ("HCCL_SOCKET_IFNAME", "HCCL_IF_IP")
+
 FRAMEWORKS = ("auto", "mindspore", "torch", "none")
 
 
@@ -80,7 +83,11 @@ def worker_environment(
         if _prints_slog(given):
             result["SLOG_PRINT_TO_STDOUT"] = "1"
             result["ASCEND_SLOG_PRINT_TO_STDOUT"] = "1"
-    if cluster.visible_devices is not None:
+    if framework != "none":
+        result |= _network(cluster, given)
+    if cluster.one_each:
+        result |= _alone(cluster, device, framework)
+    elif cluster.visible_devices is not None:
         result[MASK] = ",".join(str(number) for number in cluster.visible_devices)
     if framework in ("auto", "torch"):
         result |= {
@@ -113,6 +120,29 @@ def scheduler_environment(worker: Mapping[str, str], world_size: int) -> dict[st
         "MS_SCHED_HOST": worker["MS_SCHED_HOST"],
         "MS_SCHED_PORT": worker["MS_SCHED_PORT"],
     }
+
+
+def _network(cluster: Cluster, given: Mapping[str, str]) -> dict[str, str]:
+    """Interface and ports for whoever else would choose them; what the user has set stays."""
+    names: dict[str, str] = {}
+    if cluster.interface is not None:
+        names = {name: cluster.interface.name for name in SOCKET_NAMES if not given.get(name)}
+        # HCCL_IF_IP beats HCCL_SOCKET_IFNAME: beside one of the user's the other would be a contradiction.
+        if not any(given.get(name) for name in HCCL_NAMES):
+            names |= dict(zip(HCCL_NAMES, (cluster.interface.name, cluster.interface.address), strict=True))
+    if cluster.hccl_base_port is not None and not given.get("HCCL_IF_BASE_PORT"):
+        names["HCCL_IF_BASE_PORT"] = str(cluster.hccl_base_port)
+    return names
+
+
+def _alone(cluster: Cluster, device: Device, framework: str) -> dict[str, str]:
+    """Let a worker see its own device alone, as number 0."""
+    names = {MASK: str(device.visible_id)} if cluster.npus and device.visible_id >= 0 else {}
+    if framework != "none":
+        names["LOCAL_RANK"] = "0"
+        if not cluster.physical_device_id:
+            names |= {"DEVICE_ID": "0", "ASCEND_DEVICE_ID": "0"}
+    return names
 
 
 def _defaults(local_world_size: int, cores: int) -> dict[str, str]:

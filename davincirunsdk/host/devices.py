@@ -19,6 +19,7 @@ HIDDEN = ("", "NoDevFiles")
 """Values of the mask that hide every device on purpose; the second is Ray's."""
 
 _DEVICE = re.compile(r"davinci([0-9]+)")
+_SPAN = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _PHYSICAL_DRIVER = "Version=20.1.0"
 
 
@@ -95,6 +96,57 @@ def mask_entries(env: Mapping[str, str]) -> tuple[int, ...] | None:
             )
         chosen.append(number)
     return tuple(chosen)
+
+
+def parse_list(text: str) -> tuple[int, ...]:
+    """Read a choice of devices.
+
+    Args:
+        text: Numbers and ranges such as `4-7` or `0,2`.
+
+    Returns:
+        The numbers, increasing.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        found = _SPAN.fullmatch(part.strip())
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f"{part!r} in {text!r} is not a device: expected for example 4-7 or 0,2")
+        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return tuple(sorted(numbers))
+
+
+def choose(text: str, env: Mapping[str, str], present: tuple[int, ...]) -> tuple[int, ...]:
+    """Hold a choice of devices against what is here.
+
+    Args:
+        text: As for `parse_list`; physical numbers.
+        env: The environment.
+        present: Physical numbers of the NPUs whose device files are here.
+
+    Returns:
+        The devices.
+
+    Raises:
+        PlatformError: A device is not here, or the mask hides it.
+    """
+    chosen = parse_list(text)
+    if absent := [number for number in chosen if number not in present]:
+        here = some(present, "NPU") if present else "no NPU (no device file such as /dev/davinci0)"
+        raise PlatformError(
+            f"found {here} on this node; expected {some(absent, 'NPU')} as well, asked for with --devices "
+            "(devices): correct that"
+        )
+    seen = visible(env, present)
+    if hidden := [number for number in chosen if number not in seen]:
+        raise PlatformError(
+            f"found {some(hidden, 'NPU')}, asked for with --devices (devices), hidden by the environment "
+            f"variable {MASK}; expected all of them in sight: correct one of the two"
+        )
+    return chosen
 
 
 def seen_without_files(env: Mapping[str, str], rows: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from davincirunsdk.errors import PlatformError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """An interface and the address that others reach it by.
+    """A network interface of this machine and the address that others reach it by.
 
     Attributes:
         name: Such as `eth0`.

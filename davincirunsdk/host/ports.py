@@ -20,7 +20,7 @@ HCCL_BASE = 60000
 HCCL_COUNT = 32
 """Host ports that HCCL takes."""
 
-HCCL_BASES = (HCCL_BASE, *range(61000, 65520 - HCCL_COUNT, HCCL_COUNT))
+HCCL_BASES: tuple[int, ...] = (HCCL_BASE, *range(61000, 65520 - HCCL_COUNT, HCCL_COUNT))
 """Where a block may begin: HCCL's own place, then above Linux' range for outgoing connections."""
 
 _TRIES = 100

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from davincirunsdk.cluster import Fact
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host import devices
+from davincirunsdk.host import devices, interfaces
 from davincirunsdk.platforms import (
     ascendjob,
     host,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from davincirunsdk.cluster import Cluster
+    from davincirunsdk.host.interfaces import Interface
     from davincirunsdk.options import Wish
     from davincirunsdk.platforms.site import Platform, Site
     from davincirunsdk.rank_table import RankTable
@@ -146,6 +149,7 @@ async def locate(
         )
     for note in notes:
         notify(note)
+    cluster = await in_thread(lambda: _with_interface(cluster, wish.iface))
     if len(cluster.nodes) > 1:
         told = {fact.name for fact in cluster.facts if fact.believed and not fact.source.startswith("rank")}
         await rendezvous.check(
@@ -156,6 +160,22 @@ async def locate(
             notify=notify,
         )
     return cluster
+
+
+def _with_interface(cluster: Cluster, wanted: str) -> Cluster:
+    """Find the interface to the other nodes; one that was named counts for one node, too."""
+    if wanted == "none":
+        return cluster
+    if wanted != "auto":
+        found: Interface | None = interfaces.named(wanted)
+    else:
+        found = interfaces.towards(cluster.master_addr) if len(cluster.nodes) > 1 else None
+    if found is None:
+        return cluster
+    fact = Fact(
+        name="network interface", value=f"{found.name} ({found.address})", source=found.why, believed=True
+    )
+    return replace(cluster, interface=found, facts=(*cluster.facts, fact))
 
 
 def _from_table(

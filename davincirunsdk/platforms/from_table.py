@@ -83,7 +83,8 @@ def cluster(
             "drop that figure, as a table settles it, or give another table",
             path=str(path),
         )
-    mask = _narrowed(own, present, env, str(path), notify)
+    numbers, mask = _narrowed(own, present, env, str(path), notify)
+    _check_choice(wish.devices, own, env, present, str(path))
     own_words = (*wished, *rendezvous.claims(env))
     address, port = (settle(name, own_words, ignore=True) for name in ("master_addr", "master_port"))
     agreed = [site for site in agreed if site.node_rank in (None, node_rank)]
@@ -91,7 +92,7 @@ def cluster(
         known = next((site.master_port for site in agreed if site.master_port), None)
         port = Claim(name="master_port", value=known or shared_port(dump(table)), source=f"rank table {path}")
     return Cluster(
-        nodes=tuple(_node(place, node) for place, node in enumerate(nodes)),
+        nodes=tuple(_node(place, node, numbers if node is own else {}) for place, node in enumerate(nodes)),
         node_rank=node_rank,
         master_addr=str(address.value) if address else _master(nodes, agreed),
         master_port=int(port.value) if port else None,
@@ -100,6 +101,8 @@ def cluster(
         log_root=paths.log_root(env, command_line=wish.command_line),
         log_dir=next((site.log_dir for site in sites if site.log_dir), None),
         visible_devices=mask,
+        device_files=bool(present),
+        one_each=wish.visible == "one",
         physical_device_id=devices.wants_physical_ids(root),
         npus=True,
         platform=platform,
@@ -165,11 +168,12 @@ def _narrowed(
     env: Mapping[str, str],
     path: str,
     notify: Callable[[str], None],
-) -> tuple[int, ...] | None:
+) -> tuple[dict[int, int], tuple[int, ...] | None]:
     """Compare this node's rows with the devices here: with more in sight, a rank would open another's card.
 
     Returns:
-        The mask that leaves the rows' devices alone in sight; None where it needs no change.
+        The numbers by which the mask names the devices, and the mask that leaves the rows' devices
+        alone in sight; None where it needs no change.
     """
     rows = tuple(sorted(row.device_id for row in own.rows))
     if present and (absent := [number for number in rows if number not in present]):
@@ -188,17 +192,38 @@ def _narrowed(
             "the devices that it leaves",
             path=path,
         )
+    if present:
+        numbers = {number: place for place, number in enumerate(present)}
+    elif devices.mask_entries(env) == seen:
+        numbers = {number: number for number in rows}
+    else:
+        numbers = {number: place for place, number in enumerate(rows)}
     if rows == seen:
-        return None
+        return numbers, None
     notify(
         f"this node has {devices.some(seen, 'NPU')} in sight, and rank table {path} gives it "
         f"{devices.some(rows, 'NPU')}: {devices.MASK} of the workers is narrowed to these"
     )
-    # CANN counts the devices present; without device files they are taken for those of a bare host.
-    return tuple(present.index(number) for number in rows) if present else rows
+    return numbers, tuple(numbers[number] for number in rows)
 
 
-def _node(place: int, node: TableNode) -> Node:
+def _check_choice(
+    chosen: str | None, own: TableNode, env: Mapping[str, str], present: tuple[int, ...], path: str
+) -> None:
+    if chosen is None:
+        return
+    rows = sorted(row.device_id for row in own.rows)
+    wanted = devices.choose(chosen, env, present) if present else devices.parse_list(chosen)
+    if list(wanted) != rows:
+        raise RankTableError(
+            f"rank table {path}: found {devices.some(rows, 'NPU')} for this node, but --devices (devices) "
+            f"asks for {devices.some(wanted, 'NPU')}; expected both to agree: leave --devices out, or give "
+            "the table of these devices",
+            path=path,
+        )
+
+
+def _node(place: int, node: TableNode, numbers: Mapping[int, int]) -> Node:
     local_ranks = {row: index for index, row in enumerate(sorted(row.device_id for row in node.rows))}
     return Node(
         node_rank=place,
@@ -208,6 +233,7 @@ def _node(place: int, node: TableNode) -> Node:
                 device_id=row.device_id,
                 rank=row.rank,
                 local_rank=local_ranks[row.device_id],
+                visible_id=numbers.get(row.device_id, -1),
                 device_ip=row.device_ip or "",
             )
             for row in node.rows

@@ -63,7 +63,9 @@ def cluster(
         # A platform's port is one that its nodes agree on; alone, any free one is better.
         own = (*claims_of_wish(wish), *rendezvous.claims(env))
         address, port = (settle(name, own, ignore=True) for name in ("master_addr", "master_port"))
-    device_ids, npus = _devices(settle("nproc_per_node", said, ignore=True), env, root)
+    present = devices.npus(root)
+    device_ids, npus = _devices(settle("nproc_per_node", said, ignore=True), wish.devices, env, present)
+    numbers = {number: place for place, number in enumerate(present)} if npus else {}
     hosts = next((site.hosts for site in agreed if site.hosts), ()) or tuple(
         addresses.host_name() if place == node_rank else f"node {place}" for place in range(nnodes)
     )
@@ -71,7 +73,7 @@ def cluster(
     reach = next((site.reach for site in agreed if site.master_addr == master_addr), str)
     master_port = int(port.value) if port else rendezvous.TORCH_PORT if nnodes > 1 else None
     return Cluster(
-        nodes=tuple(_node(place, name, device_ids) for place, name in enumerate(hosts)),
+        nodes=tuple(_node(place, name, device_ids, numbers) for place, name in enumerate(hosts)),
         node_rank=node_rank,
         master_addr=reach(master_addr) if nnodes > 1 else master_addr,
         master_port=master_port,
@@ -81,6 +83,9 @@ def cluster(
         log_dir=next((site.log_dir for site in sites if site.log_dir), None),
         physical_device_id=devices.wants_physical_ids(root),
         npus=npus,
+        visible_devices=tuple(numbers[number] for number in device_ids) if wish.devices else None,
+        device_files=npus,
+        one_each=wish.visible == "one",
         scheduler_elsewhere=any(site.scheduler_elsewhere for site in sites),
         platform=platform,
         facts=facts(said),
@@ -99,10 +104,19 @@ def _node_rank(place: Claim | None, nnodes: int) -> int:
     return int(place.value)
 
 
-def _devices(asked: Claim | None, env: Mapping[str, str], root: Path) -> tuple[tuple[int, ...], bool]:
+def _devices(
+    asked: Claim | None, chosen: str | None, env: Mapping[str, str], here: tuple[int, ...]
+) -> tuple[tuple[int, ...], bool]:
     """Tell the device numbers here, and whether they are NPUs or bare slots."""
     wanted = None if asked is None else int(asked.value)
-    here = devices.npus(root)
+    if chosen is not None:
+        numbers = devices.choose(chosen, env, here)
+        if wanted not in (None, len(numbers)):
+            raise PlatformError(
+                f"found {len(numbers)} NPUs asked for with --devices (devices), and {asked}; expected both "
+                "to agree: leave one of them out"
+            )
+        return numbers, True
     present = devices.visible(env, here)
     if wanted is None and not present:
         why = "no device file such as /dev/davinci0"
@@ -129,13 +143,18 @@ def _devices(asked: Claim | None, env: Mapping[str, str], root: Path) -> tuple[t
     return present[:wanted], True
 
 
-def _node(place: int, name: str, device_ids: tuple[int, ...]) -> Node:
+def _node(place: int, name: str, device_ids: tuple[int, ...], numbers: Mapping[int, int]) -> Node:
     first = place * len(device_ids)
     return Node(
         node_rank=place,
         name=name,
         devices=tuple(
-            Device(device_id=device_id, rank=first + local_rank, local_rank=local_rank)
+            Device(
+                device_id=device_id,
+                rank=first + local_rank,
+                local_rank=local_rank,
+                visible_id=numbers.get(device_id, -1),
+            )
             for local_rank, device_id in enumerate(device_ids)
         ),
     )

@@ -240,3 +240,73 @@ async def test_order_of_ranks_is_warned_of_once(tmp_path: Path, caplog: pytest.L
 def test_span() -> None:
     """Runs of numbers are drawn together."""
     assert span([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+@pytest.mark.parametrize("present", [[0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7]])
+async def test_chosen_devices(tmp_path: Path, present: list[int]) -> None:
+    """With --devices the workers see those alone, on a bare host and in a container."""
+    root = make_root(tmp_path, present)
+    cluster = await located(root, {}, Wish(devices="5,7"))
+    workers = environments(cluster, {}, "auto")
+    for name in CARD:
+        assert [opened(workers[rank], present, name) for rank in range(2)] == [5, 7]
+    assert cluster.device_files
+
+
+@pytest.mark.parametrize(
+    ("wish", "env", "found"),
+    [
+        (Wish(devices="4-9"), {}, "expected NPUs 8-9 as well, asked for with --devices"),
+        (Wish(devices="0,2"), {MASK: "0,1"}, "found NPU 2, asked for with --devices (devices), hidden by"),
+        (Wish(devices="0-3", nproc_per_node=2), {}, "found 4 NPUs asked for with --devices"),
+    ],
+)
+async def test_a_choice_that_cannot_be(tmp_path: Path, wish: Wish, env: dict[str, str], found: str) -> None:
+    """A device that is not here or hidden, and another count, are errors with the numbers."""
+    with pytest.raises(PlatformError) as caught:
+        await located(make_root(tmp_path, range(8)), env, wish)
+    assert found in str(caught.value)
+
+
+async def test_a_choice_and_a_table(tmp_path: Path) -> None:
+    """The choice must be what the table gives this node."""
+    root = make_root(tmp_path, range(8))
+    path = put_table(root / "t.json", [(0, 4), (1, 7)])
+    assert (await located(root, {}, Wish(rank_table=path, devices="4,7"))).visible_devices == (4, 7)
+    with pytest.raises(RankTableError, match="but --devices \\(devices\\) asks for NPUs 4-5"):
+        await located(root, {}, Wish(rank_table=path, devices="4-5"))
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(host=hosts())
+async def test_one_card_each(
+    tmp_path_factory: pytest.TempPathFactory,
+    host: tuple[list[int], list[int] | None, list[tuple[int, int]]],
+) -> None:
+    """With --visible one each worker opens the device of its row, and sees no other, as number 0."""
+    present, mask, rows = host
+    root = make_root(tmp_path_factory.mktemp("host"), present)
+    env = {} if mask is None else {MASK: ",".join(str(place) for place in mask)}
+    wish = Wish(rank_table=put_table(root / "t.json", rows), visible="one")
+    cluster = await located(root, env, wish)
+    workers = environments(cluster, env, "auto")
+    for rank, device in rows:
+        assert {workers[rank][name] for name in CARD} == {"0"}
+        assert "," not in workers[rank][MASK]
+        assert opened(workers[rank], present, "LOCAL_RANK") == device
+        assert workers[rank]["LOCAL_WORLD_SIZE"] == str(len(rows))
+    # Names of files and the report keep the place on the node.
+    assert sorted(cluster.worker_device_id(device) for device in cluster.node.devices) == list(
+        range(len(rows))
+    )
+
+
+async def test_one_card_each_without_a_table(tmp_path: Path) -> None:
+    """Without a table, with Ray's mask, and without NPUs."""
+    root = make_root(tmp_path, range(8))
+    env = {MASK: "2,5"}
+    workers = environments(await located(root, env, Wish(visible="one")), env, "torch")
+    assert [workers[rank][MASK] for rank in range(2)] == ["2", "5"]
+    slots = await located(make_root(tmp_path / "none"), {}, Wish(visible="one", nproc_per_node=2))
+    bare = environments(slots, {}, "torch")
+    assert [(bare[rank]["LOCAL_RANK"], bare[rank].get(MASK)) for rank in range(2)] == [("0", None)] * 2
