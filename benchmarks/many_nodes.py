@@ -156,6 +156,9 @@ class RepliesOnly:
     async def signal(self, number: int) -> None:
         self._wire.carry(number)
 
+    async def ranks_ended(self) -> None:
+        """There is no scheduler."""
+
     def fail(self) -> None:
         """Have the first worker fail."""
         self._failing = self._workers[0].rank

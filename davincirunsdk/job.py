@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
+import shlex
 import signal
 import sys
 import time
@@ -14,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
+from davincirunsdk import __version__
 from davincirunsdk.channels import Channels
 from davincirunsdk.concurrency import Patience, call_in_loop, resolve, running_loop, shield
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
@@ -128,6 +131,15 @@ class JobBody(ABC):
         self._start_error: DavinciRunError | None = None
         self._fault: Exception | None = None
         self._told = False
+
+    def _about(self) -> tuple[tuple[str, str | int], ...]:
+        """What the events file says of the job: who looks after it, and what it runs."""
+        return (
+            ("launcher", os.getpid()),
+            ("started_by", "davincirun" if self._options.command_line else "a program"),
+            ("command", shlex.join(self._options.command)),
+            ("versions", f"davincirunsdk {__version__}, Python {platform.python_version()}"),
+        )
 
     # What a job does, by its kind.
 

@@ -214,7 +214,8 @@ class FMKManager(JobBody):
             self._channels.open_display(options.display, names, self._snapshot)
             for spec, file in zip(specs, launch.first.files, strict=True):
                 pumps.append(LogPump(spec.rank, file, self._channels.hub, steps.scanners[len(pumps)]))
-            self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name))
+            about = (("mark", launch.mark.rpartition("/")[2]), *self._about())
+            self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name, about))
             self._attempt = Attempt(
                 specs,
                 pumps,
@@ -327,6 +328,11 @@ class FMKManager(JobBody):
 
     def _fault_is_told(self, error: Exception) -> bool:
         return self._attempt is not None and self._attempt.internal_error is error
+
+    def _note_ranks_ended(self) -> None:
+        """Learn that the workers of all other nodes have ended; for whoever knows of them."""
+        if self._attempt is not None:
+            self._attempt.note_ranks_ended()
 
     def _keep_survivors(self) -> None:
         """From now on a failure stops nobody; for callers that ask for it after the start."""

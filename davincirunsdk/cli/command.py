@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from davincirunsdk.cli.options import GroupedCommand, job_options
+from davincirunsdk.cli.peers import PeerOptionError, translate
 from davincirunsdk.cli.run import Run
 from davincirunsdk.cli.signals import become_sub_reaper
 from davincirunsdk.cli.words import LogHandler, Words
@@ -100,6 +101,9 @@ def _command(
     logger = logging.getLogger("davincirunsdk")
     logger.addHandler(LogHandler(words))
     logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
+    if not quiet:
+        for note in context.obj or ():
+            words.say(note)
     job: Job | None = None
     try:
         try:
@@ -244,6 +248,16 @@ def _say_sources(context: click.Context, words: Words) -> None:
             words.say(f"from {name}: {listed}")
 
 
+def _own_options() -> dict[str, bool]:
+    """All options of this command, and whether each takes a value."""
+    return {
+        name: not parameter.is_flag
+        for parameter in _command.params
+        if isinstance(parameter, click.Option)
+        for name in parameter.opts
+    }
+
+
 def run_command() -> int:
     """Read the command line and do what it says.
 
@@ -251,7 +265,13 @@ def run_command() -> int:
         The exit code.
     """
     try:
-        code: int | None = _command.main(prog_name="davincirun", standalone_mode=False)
+        translation = translate(sys.argv[1:], _own_options(), os.environ)
+        code: int | None = _command.main(
+            list(translation.words), prog_name="davincirun", standalone_mode=False, obj=translation.notes
+        )
+    except PeerOptionError as error:
+        click.echo(f"davincirun: error: {error}", err=True)
+        return _USAGE
     except click.ClickException as error:
         error.show()
         return error.exit_code

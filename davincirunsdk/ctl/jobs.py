@@ -18,7 +18,7 @@ from davincirunsdk.leftovers.proc import Environments, MarkedProcess, Proc
 from davincirunsdk.output.run_record import RunRecord, read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _EVENTS = "-events.jsonl"
 _MARK_LENGTH = 6
@@ -115,44 +115,47 @@ def dead_processes(proc: Proc | None = None) -> list[MarkedProcess]:
     own = [one for one in seen if _owner(proc, one.pid) == os.geteuid() or os.geteuid() == 0]
     marks = {one.key: mark for one, data in Environments(proc).read(own) if (mark := _mark_in(data))}
     parents = {one.pid: one for one in seen}
-    dead = []
-    for one in own:
-        if one.key not in marks or _is_looked_after(one, marks, parents):
-            continue
-        dead.append(one)
-    return dead
+    return [one for one in own if one.key in marks and not _is_looked_after(proc, one, marks, parents)]
 
 
 def _is_looked_after(
-    process: MarkedProcess, marks: dict[tuple[int, int], str], parents: dict[int, MarkedProcess]
+    proc: Proc,
+    process: MarkedProcess,
+    marks: dict[tuple[int, int], str],
+    parents: dict[int, MarkedProcess],
 ) -> bool:
-    """Tell whether someone above has another mark or none, and is not the one that inherits orphans.
+    """Tell whether the job's launcher lives: what is above the job's uppermost process.
 
-    That is the launcher: a job's own processes carry its mark, and what inherits orphans is process 1
-    or a sub-reaper that holds no events file.
+    An orphan is below process 1 or another that inherits orphans, which neither writes events nor
+    reads what the job prints.
     """
-    mark = marks[process.key]
+    mark, top = marks[process.key], process
     above = parents.get(process.parent)
-    while above is not None and above.pid > 1:
-        if marks.get(above.key) != mark:
-            return any(True for _ in _open_events(Proc(), above.pid))
-        above = parents.get(above.parent)
-    return False
+    while above is not None and above.pid > 1 and marks.get(above.key) == mark:
+        top, above = above, parents.get(above.parent)
+    if above is None or above.pid <= 1:
+        return False
+    if any(True for _ in _open_events(proc, above.pid)):
+        return True
+    pipes = {target for target in _descriptors(proc, top.pid, ("1", "2")) if target.startswith("pipe:")}
+    return not pipes.isdisjoint(_descriptors(proc, above.pid))
+
+
+def _descriptors(proc: Proc, pid: int, numbers: Sequence[str] | None = None) -> Iterator[str]:
+    """What a process has open, as links of /proc; nothing of one that may not be looked at."""
+    folder = f"{proc.root}/{pid}/fd"
+    try:
+        for number in numbers if numbers is not None else os.listdir(folder):
+            try:
+                yield os.readlink(f"{folder}/{number}")
+            except OSError:
+                continue
+    except OSError:
+        return
 
 
 def _open_events(proc: Proc, pid: int) -> Iterator[Path]:
-    folder = f"{proc.root}/{pid}/fd"
-    try:
-        descriptors = os.listdir(folder)
-    except OSError:
-        return
-    for descriptor in descriptors:
-        try:
-            target = os.readlink(f"{folder}/{descriptor}")
-        except OSError:
-            continue
-        if target.endswith(_EVENTS):
-            yield Path(target)
+    return (Path(target) for target in _descriptors(proc, pid) if target.endswith(_EVENTS))
 
 
 def _job_of(proc: Proc, pid: int, path: Path) -> HostJob | None:
@@ -160,6 +163,7 @@ def _job_of(proc: Proc, pid: int, path: Path) -> HostJob | None:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             first = json.loads(file.readline() or "null")
+        # Only then: it may be long.
         record = read_record(path)
     except (OSError, ValueError):
         return None

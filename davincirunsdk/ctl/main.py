@@ -190,7 +190,9 @@ def send_signal(job: str, name: str) -> None:
 @click.argument("job", required=False)
 def wait(job: str | None) -> None:
     """Wait for JOB's end: its report is printed, its exit code is this command's."""
-    _end(tailing.wait(_find(job)))
+    found = _find(job)
+    click.echo(f"davincirunctl: waiting for job {_plain(found.job_id)} ({found.mark})", err=True)
+    _end(tailing.wait(found))
 
 
 @cli.command()

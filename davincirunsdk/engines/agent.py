@@ -99,6 +99,11 @@ class NodeAgent:
         if self._manager is not None:
             self._manager.signal_workers(number)
 
+    async def ranks_ended(self) -> None:
+        """Learn that the workers of all other nodes have ended: what only served them may go."""
+        if self._manager is not None:
+            self._manager._note_ranks_ended()
+
     async def leave(self, why: str) -> None:
         """Stop because this node is about to be lost, tell the driver at once, and wait until all is gone.
 

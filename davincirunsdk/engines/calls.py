@@ -82,8 +82,14 @@ class Signal(Message, frozen=True, kw_only=True):
     signal: int
 
 
+class RanksEnded(Message, frozen=True, kw_only=True):
+    """See `NodeAgent.ranks_ended`."""
+
+    call: int
+
+
 class Done(Message, frozen=True):
-    """Answer to `Stop` and `Signal`."""
+    """Answer to `Stop`, `Signal` and `RanksEnded`."""
 
     call: int
 
@@ -95,5 +101,5 @@ class Failed(Message, frozen=True):
     why: str
 
 
-TO_AGENT = (Greeting, Start, Report, Stop, Signal)
+TO_AGENT = (Greeting, Start, Report, Stop, Signal, RanksEnded)
 FROM_AGENT = (Found, Refused, Started, Reported, Done, Failed)

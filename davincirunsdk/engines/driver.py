@@ -285,6 +285,14 @@ class NodesManager(JobBody):
         member.result = report.result
         if report.departing:
             self._lose(member, report.departing)
+        self._tell_the_last()
+
+    def _tell_the_last(self) -> None:
+        """Let the node that has MindSpore's scheduler know when only its own workers are left."""
+        living = self._living()
+        if len(living) == 1 and living[0].auxiliaries and not living[0].last_told:
+            living[0].last_told = True
+            self._errand(living[0].handle.ranks_ended)
 
     def _fail_start(self, member: Member, error: DavinciRunError) -> None:
         member.lost = "its workers could not be started"
@@ -367,7 +375,7 @@ class NodesManager(JobBody):
             why = f"{error.filename}: {error.strerror}"
             self._notify(f"the events of all nodes cannot be written: {why}; the job goes on without")
             return
-        self._channels.open_event_log(EventLog(file, self._job_id, addresses.host_name()))
+        self._channels.open_event_log(EventLog(file, self._job_id, addresses.host_name(), self._about()))
 
     def _emit(self, event: Event, member: Member | None = None) -> None:
         self._channels.emit(event, member.facts.host if member is not None else "")

@@ -37,6 +37,9 @@ class NodeHandle(Protocol):
     async def signal(self, number: int) -> None:
         """See `NodeAgent.signal`."""
 
+    async def ranks_ended(self) -> None:
+        """See `NodeAgent.ranks_ended`."""
+
 
 class Placement(Protocol):
     """What an engine does for the driver: one agent on each of several nodes."""
@@ -66,6 +69,8 @@ class Member:
         result: How its part ended, None while it goes on.
         lost: Why it is lost, "" while it is not.
         dropped: Bytes of output that it could not send.
+        stop_sent: It has been told to stop.
+        last_told: It has been told that the workers of all other nodes have ended.
     """
 
     handle: NodeHandle
@@ -78,6 +83,7 @@ class Member:
     lost: str = ""
     dropped: int = 0
     stop_sent: bool = field(default=False)
+    last_told: bool = field(default=False)
 
     @property
     def name(self) -> str:

@@ -307,6 +307,9 @@ class _RayNode:
     async def signal(self, number: int) -> None:
         await _answer(self._actor.signal.remote(number))
 
+    async def ranks_ended(self) -> None:
+        await _answer(self._actor.ranks_ended.remote())
+
 
 async def _answer(reference: Awaitable[Any]) -> Any:
     from ray.exceptions import RayError, RayTaskError

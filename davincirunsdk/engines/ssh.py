@@ -31,6 +31,7 @@ from davincirunsdk.engines.calls import (
     Failed,
     Found,
     Greeting,
+    RanksEnded,
     Refused,
     Report,
     Reported,
@@ -392,6 +393,9 @@ class _SshNode:
 
     async def signal(self, number: int) -> None:
         await self._call(Done, Signal(call=next(self._numbers), signal=number))
+
+    async def ranks_ended(self) -> None:
+        await self._call(Done, RanksEnded(call=next(self._numbers)))
 
     async def close(self) -> None:
         """End the link, and with it the agent; kills the ssh that does not go by itself."""

@@ -25,6 +25,7 @@ from davincirunsdk.engines.calls import (
     Failed,
     Found,
     Greeting,
+    RanksEnded,
     Refused,
     Report,
     Reported,
@@ -155,6 +156,9 @@ class _Service:
             return Done(call.call)
         if isinstance(call, Signal):
             await self._agent.signal(call.signal)
+            return Done(call.call)
+        if isinstance(call, RanksEnded):
+            await self._agent.ranks_ended()
             return Done(call.call)
         raise ValueError(f"{type(call).__name__} is not a call")
 

@@ -6,6 +6,26 @@ JOB_MARK = "DAVINCIRUN_JOB"
 """The variable; its value is the job's mark, `outer/inner` for a job that a job's worker started."""
 
 
+_RLIMIT_LOCKS = 10
+
+
+def put_on(pid: int, mark: str) -> None:
+    """Mark a child that has just been started, for the time when it hides its environment.
+
+    Args:
+        pid: The child.
+        mark: The job's mark.
+    """
+    import resource
+
+    try:
+        _, hard = resource.prlimit(pid, _RLIMIT_LOCKS)
+        resource.prlimit(pid, _RLIMIT_LOCKS, (limit_of(mark), hard))
+    except (OSError, ValueError):
+        # It has ended, runs as somebody else, or a sandbox does not know the call.
+        return
+
+
 def limit_of(mark: str) -> int:
     """Return the job's number, which stands in a limit that no kernel enforces.
 

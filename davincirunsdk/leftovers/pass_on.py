@@ -18,7 +18,7 @@ def pass_on(number: int, tree: ProcessTree, tops: Sequence[Top]) -> tuple[Marked
     """Signal every process of a job that has a handler for a signal, or blocks it and waits for it.
 
     Others would die of it, wrappers and `tee` among them. What a launcher within the job has started
-    gets the signal from that launcher. Blocking, for a thread.
+    gets the signal from that launcher. Blocking, for a thread that may be left behind.
 
     Args:
         number: The signal.
@@ -53,9 +53,7 @@ def _handles(tree: ProcessTree, process: MarkedProcess, number: int) -> bool:
     signals = tree.proc.disposition(process.pid)
     if signals is None or signals.ignores(number):
         return False
-    return signals.catches(number) or (
-        signals.blocks(number) and tree.proc.awaits_signal(process.pid, number)
-    )
+    return signals.catches(number) or tree.proc.awaits_signal(process.pid, number)
 
 
 def _send(tree: ProcessTree, process: MarkedProcess, number: int) -> bool:

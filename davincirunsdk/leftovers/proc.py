@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -141,22 +142,38 @@ class Proc:
         return process.threads == 1 and process.state == "S" and self._sleeps_in(f"{process.pid}", 0)
 
     def awaits_signal(self, pid: int, number: int) -> bool:
-        """Tell whether a process blocks a signal and takes it by a call: `sigwait` or a signalfd."""
+        """Tell whether a process takes a signal by a call: `sigwait`, or a signalfd while it is blocked.
+
+        Reads memory of the process: for a thread that may be left behind.
+        """
         try:
             threads = os.listdir(f"{self.root}/{pid}/task")
         except OSError:
             return False
+        tasks = Proc(f"{self.root}/{pid}/task")
+        blocking = {
+            thread
+            for thread in threads
+            if (told := tasks.disposition(int(thread))) is not None and told.blocks(number)
+        }
         for thread in threads:
-            told = self.disposition_of_thread(pid, thread)
-            if told is None or not told.blocks(number):
-                return False
-        return any(self._sleeps_in(f"{pid}/task/{thread}", 1) for thread in threads) or any(
-            self._signal_descriptor(pid, number)
-        )
+            if self._sleeps_in(f"{pid}/task/{thread}", 1):
+                # The kernel counts what is waited for as not blocked meanwhile.
+                awaited = self._awaited(pid, thread)
+                others_block = len(threads) > 1 and blocking >= {*threads} - {thread}
+                if others_block if awaited is None else awaited >> (number - 1) & 1:
+                    return True
+        return blocking == {*threads} and any(self._signal_descriptor(pid, number))
 
-    def disposition_of_thread(self, pid: int, thread: str) -> Disposition | None:
-        """Learn what one thread of a process does with signals."""
-        return Proc(f"{self.root}/{pid}/task").disposition(int(thread))
+    def _awaited(self, pid: int, thread: str) -> int | None:
+        """Read the signals that a thread waits for; None without the right to."""
+        words = (self._read(f"{pid}/task/{thread}/syscall") or b"").split()
+        try:
+            with open(f"{self.root}/{pid}/mem", "rb", buffering=0) as memory:
+                memory.seek(int(words[1], 16))
+                return int.from_bytes(memory.read(8), sys.byteorder)
+        except (OSError, IndexError, ValueError):
+            return None
 
     def pipe_at(self, pid: int, descriptor: int) -> int:
         """Inode of the pipe that a process has at a descriptor, 0 if that is none."""

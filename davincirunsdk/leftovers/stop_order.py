@@ -80,7 +80,7 @@ class Order:
         self._told = told
         self._half_over = half_over
         self._number = number
-        self._writers = _writers(seen)
+        self._writers = _writers(seen, filters)
         self._filters = {*filters, *(seen[pid].process.key for pid in self._writers)}
         self._launchers = {one.above for one in seen.values() if self._passes_on(one.above, one)}
 
@@ -157,7 +157,7 @@ class Order:
         )
 
 
-def _writers(seen: Mapping[int, Seen]) -> dict[int, set[int]]:
+def _writers(seen: Mapping[int, Seen], filters: Collection[tuple[int, int]]) -> dict[int, set[int]]:
     """Map each process whose input is another one's output to those that write it.
 
     Two that write to each other are in conversation, and neither is a filter.
@@ -174,7 +174,8 @@ def _writers(seen: Mapping[int, Seen]) -> dict[int, set[int]]:
             writers.setdefault(reader, set()).add(writer)
         return reached
 
-    queue = [reader for pid, one in seen.items() for reader in connect(pid, one.writes)]
+    queue = [pid for pid, one in seen.items() if one.process.key in filters]
+    queue.extend(reader for pid, one in seen.items() for reader in connect(pid, one.writes))
     connected = set()
     while queue:
         # What a filter such as `tee >(gzip)` writes to is a filter, too, at whatever descriptor.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import queue
+import time
 from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import in_thread
@@ -12,6 +13,7 @@ from davincirunsdk.types import signal_name
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping, Sequence
 
     from davincirunsdk.logs.file import LogFile
     from davincirunsdk.types import Event, Progress
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the lines' shape: a field may be added under the same number, none changes or goes.
 
-`v` this number; `time` wall-clock seconds; `kind` as in `Event`; `job`, `node` names; and where they
-have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code` (negative for a signal),
-`signal`, `detail`, `progress` (an object of `step total epoch epochs loss step_seconds eta values`).
+`v` this number; `time` wall-clock seconds; `kind` as in `Event`, and `about` in the first line; `job`,
+`node` names; and where they have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code`
+(negative for a signal), `signal`, `detail`, `about` (who started the job, and what it runs), `progress`
+(an object of `step total epoch epochs loss step_seconds eta values`).
 """
 
 _PROGRESS_LINES = 1000
@@ -38,10 +41,14 @@ class EventLog:
         file: The open file.
         job_id: Name of the job.
         node: Name of this node, where the events are from unless they say otherwise.
+        about: What the first line says of the job; () for no such line.
     """
 
-    def __init__(self, file: LogFile, job_id: str, node: str) -> None:
+    def __init__(
+        self, file: LogFile, job_id: str, node: str, about: Sequence[tuple[str, str | int]] = ()
+    ) -> None:
         self._file = file
+        self._about = dict(about)
         self._job_id = job_id
         self._node = node
         self._progress: dict[int | None, tuple[float, float]] = {}
@@ -69,12 +76,12 @@ class EventLog:
         self._queue.put(None)
 
     def _write(self) -> None:
+        if self._about:
+            self._write_line(time.time(), "about", self._node, {"about": self._about})
         while (item := self._queue.get()) is not None:
             event, node = item
             if event.progress is not None and not self._is_due(event):
                 continue
-            line: dict[str, object] = {"v": SCHEMA, "time": event.time, "kind": event.kind}
-            line |= {"job": self._job_id, "node": node}
             about = {
                 "rank": event.rank,
                 "pid": event.pid,
@@ -83,10 +90,20 @@ class EventLog:
                 "detail": event.detail or None,
                 "progress": None if event.progress is None else _figures(event.progress),
             }
-            line |= {name: value for name, value in about.items() if value is not None}
-            # A name that is not UTF-8 has lone surrogates: in JSON, these are written as escapes.
-            self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+            self._write_line(event.time, event.kind, node, about)
         self._file.close()
+
+    def _write_line(self, moment: float, kind: str, node: str, about: Mapping[str, object]) -> None:
+        line: dict[str, object] = {
+            "v": SCHEMA,
+            "time": moment,
+            "kind": kind,
+            "job": self._job_id,
+            "node": node,
+        }
+        line |= {name: value for name, value in about.items() if value is not None}
+        # A name that is not UTF-8 has lone surrogates: in JSON, these are written as escapes.
+        self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
     def _is_due(self, event: Event) -> bool:
         first, last = self._progress.get(event.rank, (event.time, 0.0))

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ABOUT = {"command": "Command", "versions": "Versions", "launcher": "Launcher"}
+"""What the first event says of the job, and how a person reads it."""
+
 _TAIL_BYTES = 16 << 10
 _TAIL_LINES = 40
 _ATTEMPT = re.compile(r"\battempt ([0-9]+)\b")
@@ -231,7 +234,7 @@ class _Collector:
         elif kind == "about":
             about = event.get("about")
             if isinstance(about, Mapping):
-                self._about |= {str(name): str(value) for name, value in about.items()}
+                self._about |= {_ABOUT[name]: str(about[name]) for name in _ABOUT if name in about}
         else:
             self._happened(kind, time, event, node, detail)
 

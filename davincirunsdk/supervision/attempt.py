@@ -473,7 +473,7 @@ class Attempt:
                     worker.deal_with_end()
             case messages.Spawned(worker=worker):
                 self._note("started", worker)
-                self._look(worker.be_guarded, self._mark)
+                self._look(worker.be_guarded)
                 if self._deadline < math.inf and worker.running:
                     # The stop came while it was being started.
                     worker.terminate()

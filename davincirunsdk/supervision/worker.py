@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve
 from davincirunsdk.errors import WorkerSpawnError, explain
+from davincirunsdk.leftovers import mark
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.proc import Proc, since_boot
 from davincirunsdk.supervision.messages import Exited, Message, Nudge, PumpEnded, Spawned, SpawnFailed
@@ -276,10 +277,10 @@ class Worker:
         if self._signal(os.killpg, signal.SIGKILL) and not ended:
             self.state = WorkerState.KILLED
 
-    def be_guarded(self, mark: str) -> None:
+    def be_guarded(self) -> None:
         """Have the guardian know the process and its output; blocking, for a thread."""
         assert self.pid is not None
-        guardian.watch_worker(mark, self.pid, self.spec.rank, self.pump.share)
+        guardian.watch_worker(self.spec.env.get(mark.JOB_MARK, ""), self.pid, self.spec.rank, self.pump.share)
 
     def silence(self) -> float:
         """Seconds since the last output and the end; 0 while it runs. From any thread."""
@@ -399,7 +400,7 @@ def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int 
 
 
 def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -409,6 +410,8 @@ def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: in
         start_new_session=True,
         pass_fds=inherited,
     )
+    mark.put_on(process.pid, spec.env.get(mark.JOB_MARK, ""))
+    return process
 
 
 def _signals_are_odd() -> bool:

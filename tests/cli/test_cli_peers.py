@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from davincirunsdk.peers import PeerOptionError, translate
+from davincirunsdk.cli.peers import PeerOptionError, translate
 
 OWN = {
     "--nproc-per-node": True,

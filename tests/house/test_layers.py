@@ -19,7 +19,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"channels": set()},
     {"options": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
-    {"diagnosis": set(), "manifests": set(), "peers": set(), "environment": set()},
+    {"diagnosis": set(), "manifests": set(), "environment": set()},
     {"logs": set(), "steps": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
     {"errors": set(), "findings": set(), "concurrency": {"errors"}, "script": set()},

@@ -377,3 +377,27 @@ def test_options_without_sense_beside_an_engine_are_refused(options: list[str], 
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+async def test_the_scheduler_serves_all_nodes_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 keeps it while others run, hears from the driver of their end, and stops it then."""
+    monkeypatch.setattr("davincirunsdk.supervision.attempt._SCHEDULER_GRACE", 0.3)
+    program = (
+        "import os, sys, time\n"
+        "open(os.environ['MS_ROLE'], 'w').close()\n"
+        "if os.environ['MS_ROLE'] == 'MS_SCHED': time.sleep(600)\n"
+        "while os.environ['RANK'] == '1' and not os.path.exists('go'): time.sleep(0.02)\n"
+    )
+    command = [sys.executable, "-c", program]
+    async with NodesManager(
+        Here(NodeAgent(), NodeAgent()), command, framework="mindspore", nproc_per_node=1
+    ) as job:
+        async for event in job.events():
+            if event.kind == "exited" and event.rank == 0:
+                break
+        await asyncio.sleep(1.0)
+        assert {str(one.state) for one in job.auxiliaries} == {"RUNNING"}
+        Path("go").touch()
+        result = await asyncio.wait_for(job.wait(), 20)
+    assert (str(result.state), result.exit_code) == ("SUCCEEDED", 0)
+    assert [str(one.state) for one in result.auxiliaries] == ["STOPPED"]

@@ -40,7 +40,7 @@ async def test_a_stuck_worker_is_given_up_and_named(
 ) -> None:
     """The stop returns after its limit, says which process is stuck, and the other worker is gone."""
     monkeypatch.setattr(attempt, "_UNKILLABLE_AFTER", 0.5)
-    monkeypatch.setattr("davincirunsdk.leftovers.process_tree._UNKILLABLE_AFTER", 0.5)
+    monkeypatch.setattr("davincirunsdk.leftovers.ending._UNKILLABLE_AFTER", 0.5)
     command = [sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(600)"]
     async with FMKManager(command, nproc_per_node=2, grace_period=0.2) as manager:
         ready = 0
