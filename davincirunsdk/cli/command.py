@@ -21,9 +21,9 @@ from click.core import ParameterSource
 from davincirunsdk.cli.options import GroupedCommand, job_options
 from davincirunsdk.cli.peers import PeerOptionError, translate
 from davincirunsdk.cli.run import Run
-from davincirunsdk.cli.signals import become_sub_reaper
 from davincirunsdk.cli.words import LogHandler, Words
 from davincirunsdk.errors import PlatformError, RankTableError, WorkerSpawnError
+from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.manifests.command import manifest_kind, print_manifest
 from davincirunsdk.options import JobOptions, NodeKeywords, absolute

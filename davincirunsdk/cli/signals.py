@@ -31,8 +31,6 @@ _STANDSTILL = 2.0
 _LAST_WORDS = 0.5
 """Seconds that a stuck terminal may take for what is still to be said."""
 
-_PR_SET_CHILD_SUBREAPER = 36
-
 
 class Signals:
     """The signals of one run.
@@ -110,20 +108,3 @@ class Signals:
             "SIGTSTP (Ctrl-Z) changes nothing: the job goes on, and its supervision; Ctrl-C stops it. "
             "To keep the terminal free, start davincirun with nohup or in tmux"
         )
-
-
-def become_sub_reaper() -> bool:
-    """Inherit what workers orphan, so that it is found whatever it did to its environment and session.
-
-    Not as pid 1, which inherits more than the job's, nor beside children of a program that became us.
-
-    Returns:
-        True if every later child of this process belongs to its job.
-    """
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        import ctypes
-
-        return os.getpid() != 1 and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-    return False

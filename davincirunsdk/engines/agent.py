@@ -40,10 +40,12 @@ class NodeAgent:
 
     Args:
         root: Folder that stands for `/` where the node's devices are looked for.
+        inherits_orphans: This process is the sub-reaper of the job and of nothing else.
     """
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), *, inherits_orphans: bool = False) -> None:
         self._root = root
+        self._inherits_orphans = inherits_orphans
         self._manager: FMKManager | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop_wanted = False
@@ -103,6 +105,11 @@ class NodeAgent:
         """Learn that the workers of all other nodes have ended: what only served them may go."""
         if self._manager is not None:
             self._manager._note_ranks_ended()
+
+    def reap_orphans(self) -> None:
+        """Reap dead children that are not ours to await; called when one has ended."""
+        if self._manager is not None and self._inherits_orphans:
+            self._manager._reap_orphans()
 
     async def leave(self, why: str) -> None:
         """Stop because this node is about to be lost, tell the driver at once, and wait until all is gone.
@@ -182,6 +189,7 @@ class NodeAgent:
             elif (plan.options.nnodes or 1) > 1:
                 await in_thread(self._refuse_platform_table)
             manager = _manager(plan, folder / "hccl.json" if folder is not None else None)
+            manager._inherits_orphans = self._inherits_orphans
             async with manager:
                 self._manager = manager
                 if self._stop_wanted:

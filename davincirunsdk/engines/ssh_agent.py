@@ -38,6 +38,7 @@ from davincirunsdk.engines.wire import Channel, LinkEnded, Message, over_pipes
 from davincirunsdk.errors import DavinciRunError, PlatformError
 from davincirunsdk.host import addresses, devices
 from davincirunsdk.host.holders import holders
+from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
 
 if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodeFacts
@@ -87,13 +88,14 @@ class SshAgent(NodeAgent):
 class _Service:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._agent = SshAgent()
+        self._agent = SshAgent(inherits_orphans=become_sub_reaper())
         self._signalled: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Serve the driver until its link ends, or a signal ends this agent."""
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, resolve, self._signalled, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._agent.reap_orphans)
         with contextlib.suppress(LinkEnded):
             greeting = await self._channel.receive(_GREETING_PATIENCE)
             assert isinstance(greeting, Greeting)

@@ -265,6 +265,19 @@ def test_ctrl_c_reaches_every_rank_once(hosts: SshHosts) -> None:
         assert not left(hosts)
 
 
+def test_daemons_without_a_trace_are_ended(hosts: SshHosts) -> None:
+    """What forks twice, leaves its session and forgets its environment comes to the agent and is ended."""
+    daemon = "import os,time;os.fork() and os._exit(0);os.setsid();os.fork() and os._exit(0);time.sleep(600)"
+    code = (
+        f"import subprocess,sys;subprocess.run([sys.executable,'-c','{daemon}'],env={{}},"
+        "stdin=-3,stdout=-3,stderr=-3);sys.stdout.write('daemon\\n')"
+    )
+    done = run(hosts.launch("--nproc-per-node", "1", sys.executable, "-c", code))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("daemon") == 3
+    assert not [pid for host in hosts.hosts for pid in host.running("time.sleep(600)")]
+
+
 def test_signals_are_passed_on(hosts: SshHosts) -> None:
     """SIGUSR1 to the driver reaches the ranks of every host."""
     with running(hosts, "--nproc-per-node", "1", ranks=3) as driver:
@@ -322,8 +335,8 @@ def test_the_end_of_a_link_ends_both_sides(hosts: SshHosts, end: str) -> None:
         assert time.monotonic() - began < 3 + 5 + 5 + 3
         _, stderr = driver.communicate(timeout=30)
         assert not ssh_clients(hosts)
-        # Nobody writes the last words of workers whose agent was killed, or whose host is off.
-        assert logs(hosts).count("saved on SIGTERM") == (4 if end in ("power", "agent") else 6)
+        # Also those of an agent that was killed: its guardian keeps their last words.
+        assert logs(hosts).count("saved on SIGTERM") == (4 if end == "power" else 6)
         if end != "driver":
             assert driver.returncode == 1, stderr
             assert re.search(r"node 1 is the root cause|node 1 .*lost", stderr), stderr
