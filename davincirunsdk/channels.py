@@ -15,6 +15,7 @@ from davincirunsdk.logs.streams import Feed, LogHub, Readers
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from davincirunsdk.concurrency import Patience
     from davincirunsdk.logs.events_file import EventLog
@@ -40,6 +41,7 @@ class Channels:
 
     Attributes:
         hub: Takes the workers' output.
+        events_path: The events file, None while there is none.
 
     Raises:
         TypeError: `on_event` is not a function, or a coroutine function.
@@ -50,6 +52,7 @@ class Channels:
         if given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
             raise TypeError(f"on_event is {on_event!r}: expected a plain function that takes an Event")
         self.hub: LogHub = LogHub(None)
+        self.events_path: Path | None = None
         self._on_event = on_event
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: Sink | None = None
@@ -142,6 +145,7 @@ class Channels:
             self._log = log
             for event in self._events.values():
                 log.put(event)
+        self.events_path = log.path
         self._log_written = log.start()
 
     async def close(self, waits: Patience) -> None:

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from davincirunsdk import __version__
 from davincirunsdk.channels import Channels
-from davincirunsdk.concurrency import Patience, call_in_loop, resolve, running_loop, shield
+from davincirunsdk.concurrency import (
+    Patience,
+    call_in_loop,
+    in_thread,
+    in_thread_or_here,
+    resolve,
+    running_loop,
+    shield,
+)
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
 from davincirunsdk.supervision.cause import InternalError
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import Fact
     from davincirunsdk.options import JobOptions
     from davincirunsdk.output import Snapshot
-    from davincirunsdk.types import WorkerStatus
+    from davincirunsdk.types import FailureReport, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -442,7 +450,7 @@ class JobBody(ABC):
         """Run, judge, and end what leaves the job, in this order, whatever each of them raises."""
         waits = Patience(self._request_stop)
         cancellation: asyncio.CancelledError | None = None
-        for step in (self._run, self._conclude, self._channels.close):
+        for step in (self._run, self._conclude, self._channels.close, self._write_documents):
             try:
                 await step(waits)
             except asyncio.CancelledError as error:
@@ -477,10 +485,64 @@ class JobBody(ABC):
             result = replace(result, state=JobState.FAILED, exit_code=INTERNAL_ERROR)
             cause = f": {InternalError.of(self._fault).words}"
         self._result = self._final = result
-        self._finish(result.ended, result.exit_code, f"{result.state}{cause}")
+        self._finish(result.ended, result.exit_code, f"{result.state}{cause}", result.report)
 
-    def _finish(self, moment: float, exit_code: int, detail: str) -> None:
-        self._channels.emit(Event(kind="finished", time=moment, exit_code=exit_code, detail=detail))
+    def _finish(
+        self, moment: float, exit_code: int, detail: str, report: FailureReport | None = None
+    ) -> None:
+        self._channels.emit(
+            Event(kind="finished", time=moment, exit_code=exit_code, detail=detail, report=report)
+        )
+
+    async def _write_documents(self, waits: Patience) -> None:
+        """Write what was asked for when all is known; a disk that refuses is said, and changes nothing."""
+        options, result = self._options, self._final
+        if result is None or (options.report is None and options.html is None):
+            return
+        # Loaded only here: most jobs ask for neither.
+        from davincirunsdk.documents import write_page, write_report
+
+        try:
+            if options.report is not None and (path := self._document(options.report)) is not None:
+                await waits.wait(in_thread_or_here(write_report, path, result))
+            events = self._events_path
+            if options.html is not None and events is not None:
+                if (path := self._document(options.html)) is not None:
+                    await waits.wait(in_thread_or_here(write_page, path, events))
+        except (OSError, ValueError) as error:
+            logger.warning("the report cannot be written: %s", error)
+
+    def _document(self, path: Path) -> Path | None:
+        """Where this process writes a document of the whole job; None where another one writes it."""
+        return path
+
+    @property
+    def _events_path(self) -> Path | None:
+        """The events file, None without one."""
+        return self._channels.events_path
+
+    def report_html(self) -> Ending[str]:
+        """Draw the run report as it stands: a page without scripts that needs no other file.
+
+        A coroutine or the page itself, as with `wait`; cancelling cancels the waiting.
+
+        Returns:
+            The page.
+
+        Raises:
+            RuntimeError: The job was never started, or its events could not be written.
+            OSError: The events file cannot be read.
+        """
+        return self._in_own_loop("report_html", self._draw)
+
+    async def _draw(self) -> str:
+        events = self._events_path
+        if events is None:
+            raise RuntimeError("the events of this job could not be written: there is nothing to draw")
+        from davincirunsdk.documents import page
+
+        # When all is over the call needs no loop, and there may be none.
+        return page(events) if running_loop() is None else await in_thread(page, events)
 
     def _know(self, result: RunResult) -> None:
         report = result.report

@@ -261,11 +261,15 @@ class FMKManager(JobBody):
         assert self._steps is not None
         assert self._claims is not None
         self._steps.begin()
+        looking = self._look_at_usage()
         try:
             await self._attempt.run(started=self._tell_started, decided=lambda: self._decide(waits))
         finally:
             self._steps.end()
             self._claims.release()
+            if looking is not None:
+                looking.cancel()
+                await waits.until_any(looking)
 
     def _tell_started(self) -> None:
         super()._tell_started()
@@ -293,6 +297,22 @@ class FMKManager(JobBody):
                 self._meeting.note_stop(
                     cause.words, self._stop_code if isinstance(cause, StopWanted) else None
                 )
+
+    def _look_at_usage(self) -> asyncio.Task[None] | None:
+        if self._options.html is None and not self._options.sample_usage:
+            return None
+        from davincirunsdk.supervision.usage import sample
+
+        look = sample(lambda: self._workers(auxiliary=False), self._channels.emit)
+        return asyncio.get_running_loop().create_task(look, name="davincirun-usage")
+
+    def _document(self, path: Path) -> Path | None:
+        if self._cluster is None or len(self._cluster.nodes) == 1:
+            return path
+        if self._meeting is not None and self._meeting.joined:
+            return path if self._cluster.node_rank == 0 else None
+        # Nodes that were started apart may write to one folder.
+        return path.with_name(f"{path.stem}-node-{self._cluster.node_rank}{path.suffix}")
 
     async def _judge(self, waits: Patience) -> RunResult:
         launch, attempt, cluster = self._launch, self._attempt, self._cluster

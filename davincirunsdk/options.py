@@ -46,6 +46,8 @@ class JobKeywords(TypedDict, total=False):
     fail_fast: bool
     log_limit: int | None
     progress_pattern: str | None
+    report: str | os.PathLike[str] | None
+    html: str | os.PathLike[str] | None
     lost_after: float
     echo: str | None
     prefix: str
@@ -397,6 +399,10 @@ class JobOptions(Wish):
             failure and the others go on until `stop`.
         log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
             out between; None for any number.
+        report: File for the report as data, one JSON object, written when the job is over.
+        html: File for the run report, a page that opens from disk, written when the job is over.
+        sample_usage: True where processor time and memory of the workers are looked at, for the run
+            report; not for users to set.
         progress_pattern: A regular expression for lines that tell a worker's step, beside the known
             ones: with a group named `step`, and `total`, `epoch`, `epochs`, `loss`, `seconds`, `ms`
             or `eta` as wanted; without names the first group is the step, the second the total.
@@ -426,6 +432,9 @@ class JobOptions(Wish):
     framework: str = option("auto", one_of(FRAMEWORKS))
     fail_fast: bool = option(True, flag)
     log_limit: int | None = option(None, number(1))
+    report: Path | None = option(None, absolute)
+    html: Path | None = option(None, absolute)
+    sample_usage: bool = False
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
     lost_after: float = option(30.0, _silence)
     meet: MeetChoice = option("auto", one_of(("auto", "off", "require")))

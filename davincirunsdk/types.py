@@ -436,6 +436,21 @@ class LogBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a worker and its helpers use just now.
+
+    Attributes:
+        cpu: Processor cores, since the last look.
+        memory: Resident bytes.
+        output: Bytes of output so far.
+    """
+
+    cpu: float
+    memory: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened to the job; never holds a value of an environment variable.
 
@@ -448,6 +463,8 @@ class Event:
         exit_code: With `exited` and `finished`.
         detail: In words.
         progress: With `progress`.
+        usage: With `usage`, which comes every few seconds where a run report is asked for.
+        report: With `finished`, why the job ended so; None when all ended well.
     """
 
     kind: str
@@ -457,6 +474,8 @@ class Event:
     exit_code: int | None = None
     detail: str = field(default="")
     progress: Progress | None = None
+    usage: Usage | None = None
+    report: FailureReport | None = None
 
 
 def readable_time(seconds: float) -> str:

@@ -314,8 +314,22 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help="Lines that tell a worker's step, beside the known ones; groups step, total, loss, epoch, "
         "seconds.",
     ),
+    _option(
+        OUTPUT,
+        "--html",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Write a run report, a page for a browser, when the job is over.",
+    ),
     _option(OUTPUT, "--quiet", is_flag=True, help="Say nothing but errors and the failure report."),
     _option(OUTPUT, "--verbose", is_flag=True, help="Say more: pids, log files, every end."),
+    _option(
+        FAILURE,
+        "--report",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Write the report as data, one JSON object, when the job is over.",
+    ),
     _option(
         FAILURE,
         "--grace-period",

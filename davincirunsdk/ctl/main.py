@@ -202,8 +202,8 @@ def attach(job: str | None, lines: int) -> None:
     """Show what JOB's ranks print until it ends, then end as `wait`; Ctrl-C leaves the job alone."""
     found = _find(job)
     ranks = list(found.record.logs)
-    tailing.show_tail(found, ranks, lines)
     try:
+        tailing.show_tail(found, ranks, lines)
         last = tailing.follow(found, ranks)
     except KeyboardInterrupt:
         click.echo(f"davincirunctl: job {_plain(found.job_id)} ({found.mark}) goes on", err=True)
@@ -239,14 +239,12 @@ def report(job: str, html: str | None, as_json: bool, lang: str | None) -> None:
     if not folder.exists():
         folder = _find(None if job == "-" else job).events.parent
     if html is not None:
-        from davincirunsdk.output.report_page import report_page
-        from davincirunsdk.output.run_record import read_record
+        from davincirunsdk.documents import write_page
 
         found = sorted(folder.glob("*-events.jsonl"), key=os.path.getmtime)
         if not found:
             _fail(f"{folder} holds no events file of davincirun: expected <job>-events.jsonl", _FAULT)
-        target = Path(html)
-        target.write_text(report_page(read_record(found[-1]), beside=target.absolute().parent))
+        write_page(Path(html).absolute(), found[-1])
         click.echo(f"the run report is in {html}")
         return
     from davincirunsdk.diagnosis.explain import explain_folder

@@ -200,6 +200,9 @@ class NodesManager(JobBody):
                     # The engine counts its nodes by itself, whatever started it counts otherwise.
                     ignore_platform=True,
                     display=Display(),
+                    report=None,
+                    html=None,
+                    sample_usage=self._options.html is not None,
                 ),
                 wanted_ranks=wanted,
                 held_bytes=held,

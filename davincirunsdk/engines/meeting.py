@@ -146,6 +146,7 @@ class Meeting(ABC):
         self._error: PlatformError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._hurry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.joined = False
 
     @abstractmethod
     async def open(self) -> None:
@@ -188,6 +189,7 @@ class Meeting(ABC):
         self._own.result, self._own.lost = (None, fault) if fault else (result, "")
         self._own.workers, self._own.auxiliaries = result.workers, result.auxiliaries
         joint = await self._conclude()
+        self.joined = joint is not None
         if self._error is not None:
             raise self._error
         if joint is None:

@@ -6,6 +6,7 @@ import json
 import math
 import queue
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import in_thread
@@ -14,6 +15,7 @@ from davincirunsdk.types import signal_name
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from davincirunsdk.logs.file import LogFile
     from davincirunsdk.types import Event, Progress
@@ -24,7 +26,8 @@ SCHEMA = 1
 `v` this number; `time` wall-clock seconds; `kind` as in `Event`, and `about` in the first line; `job`,
 `node` names; and where they have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code`
 (negative for a signal), `signal`, `detail`, `about` (who started the job, and what it runs), `progress`
-(an object of `step total epoch epochs loss step_seconds eta values`).
+(an object of `step total epoch epochs loss step_seconds eta values`), `usage` (`cpu memory output`),
+`report` (with `finished`: the failure report as data).
 """
 
 _PROGRESS_LINES = 1000
@@ -51,8 +54,13 @@ class EventLog:
         self._about = dict(about)
         self._job_id = job_id
         self._node = node
-        self._progress: dict[int | None, tuple[float, float]] = {}
+        self._progress: dict[tuple[str, int | None], tuple[float, float]] = {}
         self._queue: queue.SimpleQueue[tuple[Event, str] | None] = queue.SimpleQueue()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
 
     def start(self) -> asyncio.Future[None]:
         """Begin to write.
@@ -80,7 +88,7 @@ class EventLog:
             self._write_line(time.time(), "about", self._node, {"about": self._about})
         while (item := self._queue.get()) is not None:
             event, node = item
-            if event.progress is not None and not self._is_due(event):
+            if (event.progress or event.usage) is not None and not self._is_due(event):
                 continue
             about = {
                 "rank": event.rank,
@@ -89,6 +97,8 @@ class EventLog:
                 "signal": signal_name(event.exit_code),
                 "detail": event.detail or None,
                 "progress": None if event.progress is None else _figures(event.progress),
+                "usage": None if event.usage is None else asdict(event.usage),
+                "report": None if event.report is None else event.report.to_dict(),
             }
             self._write_line(event.time, event.kind, node, about)
         self._file.close()
@@ -106,10 +116,11 @@ class EventLog:
         self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
     def _is_due(self, event: Event) -> bool:
-        first, last = self._progress.get(event.rank, (event.time, 0.0))
+        key = event.kind, event.rank
+        first, last = self._progress.get(key, (event.time, 0.0))
         if event.time - last < (event.time - first) / _PROGRESS_LINES:
             return False
-        self._progress[event.rank] = first, event.time
+        self._progress[key] = first, event.time
         return True
 
 

@@ -1,0 +1,101 @@
+"""What is written when a job is over: the report as data, and the run report as a page. Blocking."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from davincirunsdk.types import JobState, Verdict
+
+if TYPE_CHECKING:
+    from davincirunsdk.types import RunResult
+
+
+def report_data(result: RunResult) -> dict[str, object]:
+    """Return a job's report as data, also that of one that needs none.
+
+    Args:
+        result: How the job ended.
+    """
+    if result.report is not None:
+        return result.report.to_dict()
+    good = result.state is JobState.SUCCEEDED
+    why = f"all {len(result.workers)} workers ended well" if good else "the job was stopped"
+    return {
+        "schema": 1,
+        "verdict": (Verdict.SUCCEEDED if good else Verdict.STOPPED).value,
+        "ranks": [],
+        "why": why,
+        "text": f"job {result.job_id}: {why}",
+        "exit_code": result.exit_code,
+        "failures": [],
+        "stopped_ranks": [] if good else [worker.rank for worker in result.workers if worker.exit_code != 0],
+        "attempt": 0,
+    }
+
+
+def write_report(path: Path, result: RunResult) -> None:
+    """Write the report as one JSON object.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    write_whole(path, json.dumps(report_data(result), ensure_ascii=False) + "\n")
+
+
+def write_page(path: Path, events: Path) -> None:
+    """Draw the run report of a job.
+
+    Args:
+        path: Where the page goes.
+        events: The job's events file.
+
+    Raises:
+        OSError: It cannot be written, or the events cannot be read.
+        ValueError: There are no events.
+    """
+    write_whole(path, page(events, beside=path.parent))
+
+
+def page(events: Path, *, beside: Path | None = None) -> str:
+    """Draw the run report of a job as it stands.
+
+    Args:
+        events: The job's events file.
+        beside: Folder that the page will stand in.
+
+    Raises:
+        OSError: The events cannot be read.
+        ValueError: There are none.
+    """
+    from davincirunsdk.output.report_page import report_page
+    from davincirunsdk.output.run_record import read_record
+
+    return report_page(read_record(events), beside=beside)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that nobody ever sees a part of it; one that was there stays until then.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        # A device or a pipe cannot be replaced, and is meant to be written to.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
