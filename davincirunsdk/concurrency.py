@@ -81,6 +81,27 @@ class Patience:
             raise self._cancellation
 
 
+async def until_readable(descriptor: int, waits: Patience, *others: asyncio.Future[Any]) -> bool:
+    """Wait until a descriptor can be read or a future is done, however often this task is cancelled.
+
+    Args:
+        descriptor: Such as a process's handle, which can be read when the process has ended.
+        waits: Notes the cancellations.
+        others: What ends the waiting as well.
+
+    Returns:
+        Whether it can be read.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, resolve, readable, None)
+    try:
+        await waits.until_any(readable, *others)
+    finally:
+        loop.remove_reader(descriptor)
+    return readable.done()
+
+
 def shield() -> AbstractContextManager[Any]:
     """Hold off the cancel scopes of a host program that uses anyio.
 

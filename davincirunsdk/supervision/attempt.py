@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
 
-from davincirunsdk.concurrency import Patience, in_thread_or_here, resolve
+from davincirunsdk.concurrency import Patience, in_thread_or_here
 from davincirunsdk.errors import WorkerSpawnError, explain
+from davincirunsdk.leftovers.ending import Ending
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.pass_on import pass_on, reached_by_sender
 from davincirunsdk.leftovers.proc import since_boot
+from davincirunsdk.leftovers.process_tree import ProcessTree, Top
 from davincirunsdk.supervision import messages
 from davincirunsdk.supervision.cause import (
     AuxiliaryEnded,
@@ -39,6 +41,7 @@ from davincirunsdk.supervision.cause import (
     StopWanted,
     WorkerFailed,
 )
+from davincirunsdk.supervision.guardian_watch import GuardianWatch
 from davincirunsdk.supervision.last_words import ends_with_exception, is_traceback_open
 from davincirunsdk.supervision.messages import Inbox
 from davincirunsdk.supervision.seen import Seen, WorkerSeen
@@ -49,9 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
-    from davincirunsdk.leftovers.ending import Ending
     from davincirunsdk.leftovers.proc import MarkedProcess
-    from davincirunsdk.leftovers.process_tree import ProcessTree, Top
     from davincirunsdk.logs.pump import LogPump
     from davincirunsdk.supervision.cause import Cause
 
@@ -84,8 +85,8 @@ _DISK_PATIENCE = 10.0
 _LOOK_PATIENCE = 0.5
 """Seconds that SIGKILL waits for a look at all processes: one that is stuck may hold its reader."""
 
-_REVIVALS = 20
-"""Starts of the guardian during one job; a Python that cannot run it must not be started for ever."""
+_LOOK_LIMIT = 20.0
+"""Seconds after the end of the grace period until a look that does not come back is given up."""
 
 _UNKILLABLE_AFTER = 10.0
 """Seconds after SIGKILL until a process counts as stuck in the kernel and is given up."""
@@ -146,7 +147,6 @@ class Attempt:
         self._known_tree: ProcessTree | None = None
         self._known_ending: Ending | None = None
         self._spawn_error: WorkerSpawnError | None = None
-        self._revivals = 0
         self._spared: set[Worker] = set()
         self._said_refused: set[Worker] = set()
 
@@ -219,6 +219,9 @@ class Attempt:
         """
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._decided: Callable[[], Awaitable[None]] | None = decided
+        self._guardian_watch = GuardianWatch(
+            post=self._inbox.post, warn=self._warn, on_cancel=self._stop_cancelled, over=self._over
+        )
         async with anyio.create_task_group() as self._tasks:
             try:
                 await self._start_all(started)
@@ -252,8 +255,6 @@ class Attempt:
 
     async def _start_all(self, started: Callable[[], None]) -> None:
         guarded = self._look(guardian.watch, self._mark, self._grace_period)
-        # Needed at the end, when the package may have been moved or upgraded.
-        loaded = self._look(_load_what_the_end_needs)
         reaped = self._look(children_are_reaped_by_kernel)
         await self._until(lambda: guarded.done() and reaped.done(), self._until_deadline)
         if reaped.done() and reaped.result():
@@ -277,13 +278,8 @@ class Attempt:
                 worker.give_up()
         if not guarded.done():
             self._warn("the guardian does not start: the system holds it up")
-        self._tasks.start_soon(self._guarded, self._watch_guardian)
-        await self._until(loaded.done, self._until_deadline)
-        if loaded.done() and isinstance(error := loaded.exception(), OSError):
-            text = f"this package cannot be loaded as a whole: {explain(error)}"
-            self._fail_start(WorkerSpawnError(text, errno=error.errno))
-        elif loaded.done():
-            loaded.result()
+        self._tasks.start_soon(self._guarded, self._guardian_watch.watch)
+        self._tasks.start_soon(self._guarded, self._load)
         if self._spawn_error is None and not self.is_stopping:
             started()
 
@@ -329,8 +325,7 @@ class Attempt:
             )
             worker.give_up()
             worker.give_up_output()
-        await self._until(strays.done)
-        strays.result()
+        await self._result_of(strays, None)
 
     async def _sweep(self) -> None:
         """End what outlived the workers."""
@@ -338,8 +333,7 @@ class Attempt:
             await self._keep_survivors()
         self._deadline = min(self._deadline, time.monotonic() + self._grace_period)
         ending = self._look(self._ending().end)
-        await self._until(ending.done)
-        found = ending.result()
+        found = await self._result_of(ending, ())
         # A worker that got our SIGTERM may take its time with its helpers: only those of a job
         # that ended by itself are worth a word.
         self._leftovers = tuple(Leftover(pid=process.pid, command=process.command) for process in found)
@@ -364,8 +358,7 @@ class Attempt:
         self._tell_decided()
         while not self.is_stopping:
             look = self._look(lambda: self._tree().find(self._tops()))
-            await self._until(look.done)
-            if not (survivors := look.result()):
+            if not (survivors := await self._result_of(look, [])):
                 return
             await self._until_ended(survivors)
 
@@ -414,6 +407,15 @@ class Attempt:
                     raise
                 self._break(error)
         return True
+
+    async def _result_of(self, look: asyncio.Future[T], without: T) -> T:
+        """Wait for a look at processes, which a sick driver may hold up: then go on without its result."""
+        began = time.monotonic()
+        await self._until(look.done, lambda: max(self._deadline, began) + _LOOK_LIMIT)
+        if look.done():
+            return look.result()
+        self._warn("the system holds up the look at processes: some of this job may be left")
+        return without
 
     def _until_deadline(self) -> float:
         return self._deadline
@@ -486,13 +488,7 @@ class Attempt:
                 if worker.running:
                     worker.terminate()
             case messages.GuardianEnded():
-                self._revivals += 1
-                if self._revivals <= _REVIVALS:
-                    self._tasks.start_soon(self._guarded, self._revive_guardian)
-                else:
-                    self._warn(
-                        "the guardian ends again and again: if this process is killed, workers may stay"
-                    )
+                self._tasks.start_soon(self._guarded, self._guardian_watch.revive)
             case messages.Broken(error=error):
                 self._break(error)
             case messages.PumpEnded() | messages.Nudge():
@@ -624,9 +620,7 @@ class Attempt:
         self._deadline = -math.inf
         for worker in self._running():
             worker.kill()
-        ending = self._ending()
-        ending.hasten()
-        swept = self._look(ending.end)
+        swept = self._look(self._end_all)
         swept.add_done_callback(lambda future: future.exception())
         limit = time.monotonic() + _UNKILLABLE_AFTER
         timer = asyncio.get_running_loop().call_later(_UNKILLABLE_AFTER, self._inbox.post, messages.Nudge())
@@ -635,6 +629,11 @@ class Attempt:
             if isinstance(message, messages.Exited):
                 message.worker.deal_with_end()
         timer.cancel()
+
+    def _end_all(self) -> None:
+        ending = self._ending()
+        ending.hasten()
+        ending.end()
 
     # Tasks and looks beside the supervisor.
 
@@ -651,40 +650,15 @@ class Attempt:
         self._tasks.start_soon(self._tend, worker, name=f"davincirun-{worker.spec.name}")
         return True
 
-    async def _watch_guardian(self) -> None:
-        pid = guardian.pid()
-        if pid is None:
-            return
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            # Ended and reaped already, by a host program that reaps everything.
-            self._inbox.post(messages.GuardianEnded())
-            return
-        except (AttributeError, OSError):
-            # Kernels before 5.3: the guardian is looked at when the next job starts.
-            return
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(handle, resolve, ended, None)
-        try:
-            await Patience(self._stop_cancelled).until_any(ended, self._over)
-        finally:
-            loop.remove_reader(handle)
-            os.close(handle)
-        if ended.done():
-            self._inbox.post(messages.GuardianEnded())
+    async def _load(self) -> None:
+        """Load what a failure will need while all is well: the package may be moved or upgraded meanwhile.
 
-    async def _revive_guardian(self) -> None:
-        waits = Patience(self._stop_cancelled)
-        revival = in_thread_or_here(guardian.revive)
-        await waits.until_any(revival, self._over)
-        if not revival.done():
-            return
-        if (error := revival.exception()) is not None:
-            self._warn(f"the guardian was ended and cannot be started again: {error}")
-            return
-        await self._watch_guardian()
+        After the start, for it takes a while; a verdict can do without.
+        """
+        loaded = self._look(_load_what_the_end_needs)
+        await Patience(self._stop_cancelled).until_any(loaded, self._over)
+        if loaded.done() and not isinstance(loaded.exception(), ImportError | OSError):
+            loaded.result()
 
     def _look(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Have something looked at or done in a thread; whoever waits hears of its end."""
@@ -693,8 +667,6 @@ class Attempt:
         return future
 
     def _tree(self) -> ProcessTree:
-        from davincirunsdk.leftovers.process_tree import ProcessTree
-
         if self._known_tree is None:
             self._known_tree = ProcessTree(
                 self._mark,
@@ -704,20 +676,14 @@ class Attempt:
         return self._known_tree
 
     def _pass_on(self, number: int, tops: list[Top]) -> None:
-        from davincirunsdk.leftovers.process_tree import ProcessTree
-
         pass_on(number, ProcessTree(self._mark, since=self._since), tops)
 
     def _ending(self) -> Ending:
-        from davincirunsdk.leftovers.ending import Ending
-
         if self._known_ending is None:
             self._known_ending = Ending(self._tree(), tops=self._tops, deadline=self._until_deadline)
         return self._known_ending
 
     def _tops(self) -> list[Top]:
-        from davincirunsdk.leftovers.process_tree import Top
-
         return [
             Top(
                 worker.pid,
@@ -767,7 +733,4 @@ def _look_at(worker: Worker) -> WorkerSeen:
 
 def _load_what_the_end_needs() -> None:
     import davincirunsdk.diagnosis.judge
-    import davincirunsdk.diagnosis.parcel
-    import davincirunsdk.leftovers.ending
-    import davincirunsdk.leftovers.process_tree
-    import davincirunsdk.supervision.verdict  # noqa: F401
+    import davincirunsdk.diagnosis.parcel  # noqa: F401

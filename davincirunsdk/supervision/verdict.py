@@ -15,7 +15,15 @@ from davincirunsdk.supervision.cause import (
     TimeLimit,
     WorkerFailed,
 )
-from davincirunsdk.types import JobState, RunResult, Verdict, WorkerState
+from davincirunsdk.types import (
+    FailureReport,
+    JobState,
+    RunResult,
+    Verdict,
+    WorkerFailure,
+    WorkerState,
+    signal_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.diagnosis.evidence import End, Evidence, RankEvidence
     from davincirunsdk.supervision.seen import Seen, WorkerSeen
-    from davincirunsdk.types import FailureReport, WorkerStatus
+    from davincirunsdk.types import WorkerStatus
 
 INTERNAL_ERROR = 70
 """Exit code of an error of our own, EX_SOFTWARE of sysexits.h."""
@@ -76,14 +84,11 @@ def judge(
     report: FailureReport | None = None
     accounts = b""
     if isinstance(seen.cause, InternalError) or not well:
-        # Loaded where it is needed: most jobs end well.
-        from davincirunsdk.diagnosis.judge import read_accounts, report_on
-        from davincirunsdk.diagnosis.parcel import pack
-
-        evidence = _evidence(seen, job_id, log_dir, cluster, lang, facts)
-        read = read_accounts(evidence)
-        report = report_on(evidence, read)
-        accounts = pack(read) if len(cluster.nodes) > 1 else b""
+        try:
+            report, accounts = _report(seen, job_id, log_dir, cluster, lang, facts)
+        except (ImportError, OSError) as error:
+            # The package was moved or upgraded while the job ran, before it was loaded as a whole.
+            report = _plain_report(seen, cluster, str(error))
         ranks = tuple(_as_judged(status, report) for status in ranks)
     state = judge_state(report, failed=bool(seen.failed))
     return RunResult(
@@ -126,6 +131,58 @@ def _without_stops(seen: Seen) -> Seen:
             else worker
             for worker in seen.workers
         ),
+    )
+
+
+def _report(
+    seen: Seen, job_id: str, log_dir: Path, cluster: Cluster, lang: str, facts: tuple[str, ...]
+) -> tuple[FailureReport, bytes]:
+    # Loaded where it is needed: most jobs end well.
+    from davincirunsdk.diagnosis.judge import read_accounts, report_on
+    from davincirunsdk.diagnosis.parcel import pack
+
+    evidence = _evidence(seen, job_id, log_dir, cluster, lang, facts)
+    read = read_accounts(evidence)
+    return report_on(evidence, read), pack(read) if len(cluster.nodes) > 1 else b""
+
+
+def _plain_report(seen: Seen, cluster: Cluster, why: str) -> FailureReport:
+    """Say what is known without any diagnosis: who ended badly first, and how."""
+    failures = tuple(_plain_failure(worker, cluster) for worker in seen.failed)
+    nobody = replace(_plain_failure(seen.workers[0], cluster), rank=-1, name="", reason="stopped")
+    first = failures[0] if failures else nobody
+    text = f"{first.name} failed first: {first.reason}; log: {first.log_path}" if failures else "stopped"
+    code = first.exit_code if first.exit_code not in (None, 0) else 1
+    assert code is not None
+    return FailureReport(
+        verdict=Verdict.ROOT_CAUSE if failures else Verdict.STOPPED,
+        ranks=tuple(failure.rank for failure in failures[:1]),
+        why=f"The diagnosis could not be loaded: {why}",
+        text=f"{text}\n(no more is known, for the diagnosis could not be loaded: {why})",
+        exit_code=(code if code > 0 else 128 - code) if failures else _STOPPED,
+        failures=failures,
+        root_cause=first,
+        stopped_ranks=tuple(worker.status.rank for worker in seen.workers if worker.status.state in _TOLD),
+    )
+
+
+def _plain_failure(worker: WorkerSeen, cluster: Cluster) -> WorkerFailure:
+    status = worker.status
+    name = signal_name(status.exit_code)
+    return WorkerFailure(
+        rank=status.rank,
+        local_rank=status.local_rank,
+        node_rank=cluster.node_rank,
+        node=cluster.node.name,
+        device_id=status.device_id,
+        npu_id=status.npu_id,
+        pid=status.pid,
+        exit_code=status.exit_code,
+        ended=status.ended or 0.0,
+        log_path=status.log_path,
+        tail=tuple(worker.tail.decode(errors="replace").splitlines()[-20:]),
+        reason=f"ended by {name}" if name else f"exit code {status.exit_code}",
+        name=status.name,
     )
 
 

@@ -21,7 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve
+from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve, until_readable
 from davincirunsdk.errors import WorkerSpawnError, explain
 from davincirunsdk.leftovers import mark
 from davincirunsdk.leftovers.guardian import guardian
@@ -155,19 +155,12 @@ class Worker:
 
     async def _wait_for_exit(self) -> bool:
         """Wait until it has ended; False when it was given up before."""
-        loop = asyncio.get_running_loop()
         if self._handle is None:
             assert self.pid is not None
             ended = in_thread_or_here(_wait_without_handle, self.pid)
             await self._waits.until_any(ended, self._given_up)
             return ended.done()
-        ended = loop.create_future()
-        loop.add_reader(self._handle, resolve, ended, None)
-        try:
-            await self._waits.until_any(ended, self._given_up)
-        finally:
-            loop.remove_reader(self._handle)
-        return ended.done()
+        return await until_readable(self._handle, self._waits, self._given_up)
 
     async def end_unwatched(self) -> None:
         """End the process when an error of ours has ended the watch over it."""

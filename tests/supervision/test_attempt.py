@@ -387,6 +387,21 @@ class TestStartsThatHang:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("look", ["stop", "end"])
+async def test_a_look_that_hangs(look: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at processes that never comes back is given up and said; the job ends."""
+    monkeypatch.setattr("davincirunsdk.supervision.attempt._LOOK_LIMIT", 0.3)
+    go_on = threading.Event()
+    monkeypatch.setattr(f"davincirunsdk.leftovers.ending.Ending.{look}", lambda _: go_on.wait(30))
+    async with FMKManager(["sleep", "600"], nproc_per_node=2, grace_period=1) as job:
+        await asyncio.wait_for(job.stop(), 20)
+        events = [event async for event in job.events()]
+        result = await job.wait()
+    go_on.set()
+    assert result.state == JobState.STOPPED
+    assert any("holds up the look" in event.detail for event in events)
+
+
 @pytest.mark.parametrize("code", [0, 1])
 async def test_a_scheduler_of_several_nodes_is_kept(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers of other nodes need it when those of its own node have ended; its end is no failure."""

@@ -180,7 +180,7 @@ async def test_an_error_of_our_own_is_raised(place: str, monkeypatch: pytest.Mon
         "davincirunsdk.supervision.attempt.guardian.watch",
         "davincirunsdk.supervision.worker.Worker._wait_for_exit",
         "davincirunsdk.supervision.worker._spawn",
-        "davincirunsdk.supervision.attempt.Attempt._watch_guardian",
+        "davincirunsdk.supervision.guardian_watch.GuardianWatch.watch",
     ],
 )
 async def test_an_error_of_our_own_during_the_start(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
