@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from davincirunsdk.cli.options import GroupedCommand, job_options
 from davincirunsdk.cli.peers import PeerOptionError, translate
 from davincirunsdk.cli.run import Run
+from davincirunsdk.cli.script import check_syntax
 from davincirunsdk.cli.words import LogHandler, Words
 from davincirunsdk.errors import PlatformError, RankTableError, WorkerSpawnError
 from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
@@ -109,6 +110,8 @@ def _command(
         try:
             _refuse_without_effect(context, engine)
             complete = _complete(command, module, work_dir)
+            if engine is None:
+                check_syntax(complete, absolute("work_dir", work_dir))
             options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
             run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period)
             notify = None if quiet else words.say

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from davincirunsdk.cluster import Fact
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host import devices, interfaces
+from davincirunsdk.host import cann, devices, interfaces
 from davincirunsdk.platforms import (
     ascendjob,
     host,
@@ -147,7 +147,9 @@ async def locate(
         cluster = await in_thread(
             lambda: _from_table(table, place.path, wish, env, platform, sites, root, notes.append)
         )
-    for note in notes:
+    if cluster.device_files:
+        notes.append(await in_thread(lambda: cann.missing(env, root)))
+    for note in filter(None, notes):
         notify(note)
     cluster = await in_thread(lambda: _with_interface(cluster, wish.iface))
     if len(cluster.nodes) > 1:

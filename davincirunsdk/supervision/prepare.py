@@ -22,6 +22,7 @@ from davincirunsdk.host.ports import free_port
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
 from davincirunsdk.logs.limit import LimitedLogFile
+from davincirunsdk.supervision.script_file import check_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -141,6 +142,7 @@ def prepare(
     log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
     _make_folder(options.work_dir, "work_dir")
     _check_command(options.command, options.work_dir, {**inherited, **options.env})
+    check_script(options.command, options.work_dir)
     _make_folder(log_dir, "log_dir")
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()

@@ -140,7 +140,7 @@ async def test_narrowing_is_said(tmp_path: Path) -> None:
     root = make_root(tmp_path, range(8))
     path = put_table(root / "t.json", [(0, 4), (1, 7)])
     told: list[str] = []
-    cluster = await locate(Wish(rank_table=path), {}, notify=told.append, root=root)
+    cluster = await locate(Wish(rank_table=path), {"ASCEND_HOME_PATH": "/x"}, notify=told.append, root=root)
     assert told == [
         (
             f"this node has NPUs 0-7 in sight, and rank table {path} gives it NPUs 4, 7: "

@@ -19,6 +19,7 @@ from davincirunsdk.errors import PlatformError
 from davincirunsdk.host import addresses, claims, interfaces, ports
 from davincirunsdk.host.claims import Claims
 from davincirunsdk.options import Wish
+from davincirunsdk.platforms import locate
 from davincirunsdk.platforms.holding import hold
 
 if TYPE_CHECKING:
@@ -200,3 +201,19 @@ def test_no_way() -> None:
     """The loopback leads nowhere, nor does a name that nobody knows."""
     assert interfaces.towards("127.0.0.1") is None
     assert interfaces.towards("no-such-host.invalid") is None
+
+
+async def test_cann_that_is_not_sourced(tmp_path: Path) -> None:
+    """On a node with NPUs and no CANN in the environment one line says what to write."""
+    root = make_root(tmp_path, range(2))
+    script = root / "usr/local/Ascend/ascend-toolkit/set_env.sh"
+    lines: list[str] = []
+    await locate(Wish(), {}, notify=lines.append, root=root)
+    script.parent.mkdir(parents=True)
+    script.touch()
+    await locate(Wish(), {}, notify=lines.append, root=root)
+    await locate(Wish(), {"ASCEND_HOME_PATH": "/x"}, notify=lines.append, root=root)
+    await locate(Wish(nproc_per_node=1), {}, notify=lines.append, root=tmp_path / "none")
+    assert len(lines) == 2
+    assert "install it, or source its set_env.sh" in lines[0]
+    assert "`source /usr/local/Ascend/ascend-toolkit/set_env.sh`" in lines[1]
