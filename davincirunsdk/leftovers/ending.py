@@ -50,19 +50,28 @@ class Ending:
         tree: Finds the processes; nobody else uses it meanwhile.
         tops: Gives the workers that have been started, as they stand now.
         deadline: Gives the monotonic second of SIGKILL; `hasten` has it asked again.
+        told: Keys of processes that somebody else has told already.
+        note: Takes the keys of those that are told here, for whoever may have to go on with it.
 
     Attributes:
         refused: Processes that may not be signalled.
     """
 
     def __init__(
-        self, tree: ProcessTree, *, tops: Callable[[], Sequence[Top]], deadline: Callable[[], float]
+        self,
+        tree: ProcessTree,
+        *,
+        tops: Callable[[], Sequence[Top]],
+        deadline: Callable[[], float],
+        told: Collection[tuple[int, int]] = (),
+        note: Callable[[Collection[tuple[int, int]]], object] = len,
     ) -> None:
         self.refused: dict[tuple[int, int], MarkedProcess] = {}
         self._tree = tree
         self._tops = tops
         self._deadline = deadline
-        self._told: set[tuple[int, int]] = set()
+        self._told = set(told)
+        self._note = note
         self._filters: set[tuple[int, int]] = set()
         self._half = math.inf
         self._busy = threading.Lock()
@@ -149,6 +158,7 @@ class Ending:
         order = Order(seen, told=self._told, half_over=now >= self._half, filters=self._filters)
         self._filters |= set(order.filters)
         looks = [limit] if now >= self._half else [limit, self._half]
+        now_told = []
         for process in order.due():
             holds = [ended[pipe] for pipe in seen[process.pid].writes if pipe in ended]
             if own := [top for top in holds if not top.told]:
@@ -159,11 +169,14 @@ class Ending:
                 if left > 0:
                     looks.append(now + left)
                     continue
-            self._told.add(process.key)
+            now_told.append(process.key)
             self._send(process, signal.SIGTERM)
             if process.state in "Tt":
                 # A stopped process takes no SIGTERM before it is continued.
                 self._send(process, signal.SIGCONT)
+        if now_told:
+            self._told.update(now_told)
+            self._note(now_told)
         return min(looks)
 
     def _have_tops(self, living: Collection[MarkedProcess]) -> bool:

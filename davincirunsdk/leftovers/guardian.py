@@ -27,7 +27,7 @@ from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.leftovers.proc import since_boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -44,6 +44,9 @@ _BOOTSTRAP = "import os; exec(os.read(0, 65536))"
 
 _PATIENCE = 0.2
 """Seconds that orders wait for a guardian whose buffer is full; one that is held up, only once."""
+
+_KEYS = 1000
+"""Processes named in one order at most, which has to fit into the guardian's buffer."""
 
 
 class _Output(NamedTuple):
@@ -63,6 +66,7 @@ class Guardian:
         self._lock = threading.Lock()
         self._jobs: dict[str, list[str]] = {}
         self._outputs: dict[int, _Output] = {}
+        self._told: dict[str, set[tuple[int, int]]] = {}
         self._folders: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._channels: tuple[socket.socket, ...] = ()
@@ -125,11 +129,24 @@ class Guardian:
                 job[4:] = [repr(deadline)]
                 self._tell(job, patience=0.0)
 
+    def note_told(self, mark: str, keys: Collection[tuple[int, int]]) -> None:
+        """Learn that processes of a job have been told to end: a second SIGTERM may cut short the first.
+
+        Args:
+            mark: The job's mark.
+            keys: Pid and start tick of each.
+        """
+        with self._lock:
+            if mark in self._jobs:
+                self._told.setdefault(mark, set()).update(keys)
+                self._tell_told(mark, keys)
+
     def release(self, mark: str) -> None:
         """End the watch over a job that has left nothing behind."""
         with self._lock:
             if self._jobs.pop(mark, None) is None:
                 return
+            self._told.pop(mark, None)
             self._outputs = {pid: output for pid, output in self._outputs.items() if output.mark != mark}
             self._tell(["release", mark])
             if self._jobs:
@@ -203,6 +220,8 @@ class Guardian:
                 end.close()
         for pid, output in tuple(self._outputs.items()):
             self._tell_output(pid, output)
+        for mark, keys in self._told.items():
+            self._tell_told(mark, keys)
 
     def _let_go(self) -> None:
         for channel in self._channels:
@@ -229,6 +248,11 @@ class Guardian:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def _tell_told(self, mark: str, keys: Collection[tuple[int, int]]) -> None:
+        words = [f"{pid} {started}" for pid, started in keys]
+        for place in range(0, len(words), _KEYS):
+            self._tell(["told", mark, *words[place : place + _KEYS]])
+
     def _tell(
         self, *orders: list[str], descriptors: list[int] | None = None, patience: float = _PATIENCE
     ) -> None:
@@ -252,7 +276,7 @@ class Guardian:
         for channel in self._channels:
             channel.close()
         self._lock = threading.Lock()
-        self._jobs, self._outputs, self._folders = {}, {}, set()
+        self._jobs, self._outputs, self._told, self._folders = {}, {}, {}, set()
         self._process, self._channels, self._held_up = None, (), set()
 
 

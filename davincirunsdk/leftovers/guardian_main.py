@@ -50,6 +50,7 @@ class Job:
         self.deadline = deadline
         self.outputs: dict[int, Output] = {}
         self.exits: dict[int, int] = {}
+        self.told: set[tuple[int, int]] = set()
 
 
 class Watch:
@@ -75,7 +76,7 @@ class Watch:
                 float(grace_period), int(since), float(deadline[0]) if deadline else None
             )
             if known is not None:
-                job.outputs, job.exits = known.outputs, known.exits
+                job.outputs, job.exits, job.told = known.outputs, known.exits, known.told
         elif what == "output":
             mark, pid, rank = rest
             if mark in self.jobs and int(pid) not in self.jobs[mark].outputs:
@@ -85,6 +86,10 @@ class Watch:
             mark, pid, tick = rest
             if mark in self.jobs:
                 self.jobs[mark].exits[int(pid)] = int(tick)
+        elif what == "told":
+            if rest[0] in self.jobs:
+                keys = [key.split(" ") for key in rest[1:]]
+                self.jobs[rest[0]].told.update((int(pid), int(started)) for pid, started in keys)
         elif what == "closed":
             mark, pid = rest
             if mark in self.jobs and (output := self.jobs[mark].outputs.get(int(pid))) is not None:
@@ -341,7 +346,8 @@ def _end(mark: str, job: Job, drain: Drain) -> None:
         )
         for pid, output in job.outputs.items()
     ]
-    ending = Ending(ProcessTree(mark, since=job.since), tops=lambda: tops, deadline=lambda: deadline)
+    tree = ProcessTree(mark, since=job.since)
+    ending = Ending(tree, tops=lambda: tops, deadline=lambda: deadline, told=job.told)
     ending.stop()
     clean_looks = 0
     while clean_looks < _CLEAN_LOOKS:

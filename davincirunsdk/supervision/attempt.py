@@ -680,7 +680,12 @@ class Attempt:
 
     def _ending(self) -> Ending:
         if self._known_ending is None:
-            self._known_ending = Ending(self._tree(), tops=self._tops, deadline=self._until_deadline)
+            self._known_ending = Ending(
+                self._tree(),
+                tops=self._tops,
+                deadline=self._until_deadline,
+                note=lambda keys: guardian.note_told(self._mark, keys),
+            )
         return self._known_ending
 
     def _tops(self) -> list[Top]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
 from pathlib import Path
@@ -287,3 +288,128 @@ def test_wrappers_change_nothing(wrapper: list[str]) -> None:
     words = [*wrapper, sys.executable, "-m", "davincirunsdk", "--nproc-per-node", "2", "sh", "-c", "exit 9"]
     done = subprocess.run(words, capture_output=True, timeout=30)
     assert done.returncode == 9, done.stderr
+
+
+def standby_of(process: psutil.Process) -> psutil.Process:
+    """Return the second guardian."""
+    (child,) = process.children()
+    return child
+
+
+def test_supervisor_and_guardian_killed_together() -> None:
+    """Neither has a moment to act: the standby ends the job."""
+    supervisor = program(START + TELL, *SLEEPER)
+    workers = pids_from(supervisor)
+    (first,) = [
+        child for child in psutil.Process(supervisor.pid).children() if child.name() == "job-guardian"
+    ]
+    pair = [psutil.Process(supervisor.pid), first]
+    for process in pair:
+        process.suspend()
+    for process in pair:
+        process.kill()
+    supervisor.wait()
+    wait_until(lambda: not any(map(is_alive, workers)), in_time(LIMIT), "the workers are gone")
+
+
+async def test_both_guardians_carry_no_name_of_ours() -> None:
+    """Who kills by the product's name picks the supervisor, and neither of them."""
+    async with sleepers():
+        process = guardian_process()
+        await until(lambda: len(process.children()) == 1, "the standby runs")
+        await until(lambda: standby_of(process).name() == "job-standby", "it has its name")
+        assert process.name() == "job-guardian"
+        for each in (process, standby_of(process)):
+            assert "davincirun" not in " ".join(each.cmdline()[1:])
+            assert each.memory_info().rss < 15_000_000
+
+
+async def test_a_killed_standby_is_replaced() -> None:
+    """The guardian is not alone for long."""
+    async with sleepers():
+        process = guardian_process()
+        await until(lambda: len(process.children()) == 1, "the standby runs")
+        for _ in range(3):
+            standby = standby_of(process)
+            standby.kill()
+            await until(
+                lambda gone=standby: [c.pid for c in process.children() if c.pid != gone.pid] != [],  # type: ignore[misc]
+                "a new standby",
+            )
+    assert guardian.pid() is None
+
+
+SHADOWED = """
+import os, sys, time
+sys.path[:] = [path for path in sys.path if "site-packages" not in path]
+sys.path += [sys.argv[1], sys.argv[2]]
+import davincirunsdk
+from davincirunsdk import start_distributed_train
+assert davincirunsdk.__file__.startswith(sys.argv[1])
+manager = start_distributed_train(sys.argv[3:], nproc_per_node=1)
+print(*(worker.pid for worker in manager.workers), flush=True)
+time.sleep(600)
+"""
+
+
+def test_packages_that_shadow_the_standard_library_do_not_break_it(tmp_path: Path) -> None:
+    """PyPI has a typing, an enum34 and a queue: beside us in site-packages they hide nothing from it."""
+    import davincirunsdk
+
+    (tmp_path / "davincirunsdk").symlink_to(Path(davincirunsdk.__file__).parent)
+    for name in ("typing", "enum", "queue", "signal", "threading", "stat"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('this one is old')\n")
+    site = sysconfig.get_path("purelib")
+    supervisor = subprocess.Popen(
+        [PY, "-S", "-c", SHADOWED, str(tmp_path), site, *SLEEPER], stdout=subprocess.PIPE
+    )
+    workers = pids_from(supervisor)
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: not any(map(is_alive, workers)), in_time(LIMIT), "the workers are gone")
+
+
+LAST_WORDS = """
+import signal, sys, time
+def save(number, frame):
+    for line in range(20000):
+        print(f"{line} words that are still to be kept")
+    print("saved", flush=True)
+    sys.exit()
+signal.signal(15, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("limit", [[], ["--log-limit", "64K"]])
+def test_last_words_after_the_death_of_the_supervisor(limit: list[str], job_folder: Path) -> None:
+    """More than a pipe holds comes to the log file when nobody is left but the guardian."""
+    options = ["--nproc-per-node", "2", "--echo", "none", "--log-dir", "log", *limit]
+    command = [PY, "-m", "davincirunsdk", *options, PY, "-c", LAST_WORDS]
+    supervisor = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=job_folder)
+
+    def words() -> list[str]:
+        return [path.read_text() for path in (job_folder / "log").glob("*-proc-*.txt")]
+
+    wait_until(lambda: [log for log in words() if "ready" in log][1:])
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: [log for log in words() if log.endswith("saved\n")][1:], in_time(LIMIT))
+    assert all(log.count("\n") == 20002 for log in words())
+
+
+@pytest.mark.parametrize("recorded", [("deaf", "talks")], indirect=True)
+def test_the_grace_period_outlives_the_supervisor(recorded: Recorded) -> None:
+    """A worker that takes its time to save has the job's grace period, and 3 s later nothing is left."""
+    grace = 2.0
+    words = ["wait", str(recorded.folder.parent), str(grace), str(recorded.count), *recorded.command]
+    supervisor = subprocess.Popen([PY, str(WORKERS / "host.py"), *words])
+    wait_until(recorded.ready)
+    supervisor.kill()
+    killed = time.monotonic()
+    supervisor.wait()
+    (deaf,) = recorded.pids("deaf")
+    wait_until(lambda: not is_alive(deaf), in_time(grace + LIMIT))
+    assert time.monotonic() - killed >= grace
+    recorded.assert_gone_by(killed + in_time(grace + LIMIT))

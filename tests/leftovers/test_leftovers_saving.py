@@ -153,13 +153,21 @@ def command(savers: Savers) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_the_command(number: int, job_folder: Path) -> None:
-    """Signals to the command let every rank save; so does SIGKILL, by the guardian."""
+@pytest.mark.parametrize(
+    "numbers",
+    [[signal.SIGTERM], [signal.SIGINT], [signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]],
+    ids=["TERM", "INT", "KILL", "TERM, KILL"],
+)
+def test_the_command(numbers: list[int], job_folder: Path) -> None:
+    """Signals to the command let every rank save; so does SIGKILL; nobody is told twice."""
     savers = Savers(job_folder)
     process = command(savers)
     try:
-        process.send_signal(number)
+        number = numbers[-1]
+        for each in numbers:
+            process.send_signal(each)
+            # Until the ranks know of it, as those do who are told by the guardian.
+            time.sleep(0.1)
         assert process.wait(in_time(GRACE + 2)) == (-9 if number == signal.SIGKILL else 128 + number)
     finally:
         process.kill()
