@@ -130,20 +130,17 @@ def test_mindspore_trains_over_two_hosts(
 
 @pytest.mark.timeout(150)
 def test_a_failure_on_one_host_ends_both(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    """The failing rank's host exits with its code and blames it; the other's report looks to other nodes."""
+    """Both hosts blame the failing rank, whose peers have errors of their own, and end with its code."""
     ended = launch(
         hosts,
         tmp_path,
         ["-m", "davincirunsdk.demo", "--backend", "torch", "--epochs", "40", "--fail", "3"],
         timeout=120,
     )
-    there, here = ended
-    assert (there.exit_code, here.exit_code) == (1, 1), ended
-    assert "rank 3 is the root cause" in here.stderr, here.stderr
-    assert "RuntimeError: rank 3 fails on purpose" in here.stderr, here.stderr
-    assert "rank 3 is the root cause" not in there.stderr, there.stderr
-    assert "look at" in there.stderr, there.stderr
-    assert "ranks of other nodes" in there.stderr, there.stderr
+    assert [end.exit_code for end in ended] == [1, 1], ended
+    for end in ended:
+        assert "rank 3 is the root cause" in end.stderr, end.stderr
+        assert "RuntimeError: rank 3 fails on purpose" in end.stderr, end.stderr
 
 
 @pytest.mark.timeout(60)
