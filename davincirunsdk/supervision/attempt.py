@@ -85,6 +85,10 @@ _DISK_PATIENCE = 10.0
 _LOOK_PATIENCE = 0.5
 """Seconds that SIGKILL waits for a look at all processes: one that is stuck may hold its reader."""
 
+_CLEAN_LOOKS = 2
+_LOOK_PAUSE = 0.1
+"""Looks without a find, and seconds after each, until no survivor is left."""
+
 _LOOK_LIMIT = 20.0
 """Seconds after the end of the grace period until a look that does not come back is given up."""
 
@@ -356,11 +360,16 @@ class Attempt:
     async def _keep_survivors(self) -> None:
         """Say how it ended, and wait until what is left has ended by itself or is not wanted any more."""
         self._tell_decided()
-        while not self.is_stopping:
+        clean = 0
+        while not self.is_stopping and clean < _CLEAN_LOOKS:
             look = self._look(lambda: self._tree().find(self._tops()))
-            if not (survivors := await self._result_of(look, [])):
-                return
-            await self._until_ended(survivors)
+            if survivors := await self._result_of(look, []):
+                clean = 0
+                await self._until_ended(survivors)
+            else:
+                # One that is at its exec just now may not be seen.
+                clean += 1
+                await self._until(lambda: self.is_stopping, time.monotonic() + _LOOK_PAUSE)
 
     async def _drain(self) -> None:
         """Wait for the last output, but not for a stranger that holds a pipe or a disk that is stuck."""
