@@ -87,6 +87,20 @@ def notebook(session: nox.Session, ipykernel: str) -> None:
 
 
 @nox.session(python=["3.11"])
+def beside(session: nox.Session) -> None:
+    """Run documented scripts under 0.1.5 and under this package, and compare."""
+    old = Path(session.create_tmp()) / "old"
+    session.run("python", "-m", "venv", str(old), silent=True)
+    # It imports both without asking for them.
+    session.run(
+        str(old / "bin" / "pip"), "install", "-q", "davincirunsdk==0.1.5", "ipython", "tornado", external=True
+    )
+    session.install(".", *PYTEST)
+    session.env["DAVINCIRUN_OLD_PYTHON"] = str(old / "bin" / "python")
+    session.run("python", "-m", "pytest", "-m", "beside", "tests/beside", *session.posargs)
+
+
+@nox.session(python=["3.11"])
 def browser(session: nox.Session) -> None:
     """Look at jobs in JupyterLab, Notebook 7 and the classic notebook; needs Debian's package chromium."""
     session.install(".[browser-tests]", *PYTEST, "psutil")
