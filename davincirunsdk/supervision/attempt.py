@@ -92,6 +92,9 @@ _LOOK_PAUSE = 0.1
 _LOOK_LIMIT = 20.0
 """Seconds after the end of the grace period until a look that does not come back is given up."""
 
+_RUSH = 0.2
+"""Seconds after the start in which workers print their first lines, and nothing else is to be done."""
+
 _UNKILLABLE_AFTER = 10.0
 """Seconds after SIGKILL until a process counts as stuck in the kernel and is given up."""
 
@@ -662,10 +665,14 @@ class Attempt:
     async def _load(self) -> None:
         """Load what a failure will need while all is well: the package may be moved or upgraded meanwhile.
 
-        After the start, for it takes a while; a verdict can do without.
+        Not in the rush of the start, for it takes a while; a verdict can do without.
         """
+        waits = Patience(self._stop_cancelled)
+        await waits.within(_RUSH, self._over)
+        if self._over.done():
+            return
         loaded = self._look(_load_what_the_end_needs)
-        await Patience(self._stop_cancelled).until_any(loaded, self._over)
+        await waits.until_any(loaded, self._over)
         if loaded.done() and not isinstance(loaded.exception(), ImportError | OSError):
             loaded.result()
 
