@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from davincirunsdk.host.binding import Bound
     from davincirunsdk.host.interfaces import Interface
 
 
@@ -106,6 +107,8 @@ class Cluster:
         one_each: True if each worker is to see its own device alone.
         interface: Network interface to the other nodes, None where nothing is to be said about it.
         hccl_base_port: First of the host ports for HCCL, None for its usual ones.
+        binding: CPUs of each worker of this node, in the order of its devices; () where they are not
+            bound.
         scheduler_elsewhere: True where MindSpore's scheduler runs apart from all nodes of the job.
         platform: Name of the platform that told all this.
         facts: Which source gave what, in order of trust.
@@ -126,6 +129,7 @@ class Cluster:
     one_each: bool = False
     interface: Interface | None = None
     hccl_base_port: int | None = None
+    binding: tuple[Bound, ...] = ()
     scheduler_elsewhere: bool = False
     platform: str = "host"
     facts: tuple[Fact, ...] = ()
@@ -154,6 +158,7 @@ class WorkerSpec:
         local_rank: Place on this node.
         device_id: Number of its device as the worker knows it: its DEVICE_ID.
         npu_id: Number of the NPU on the host, as in a rank table, -1 for none.
+        cpus: CPUs that it runs on, None for those of the launcher.
         name: `rank 3` or `scheduler`, for people.
         command: Words of the command.
         env: The whole environment.
@@ -171,4 +176,5 @@ class WorkerSpec:
     work_dir: Path
     log_path: Path
     npu_id: int = -1
+    cpus: frozenset[int] | None = None
     auxiliary: bool = False

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.host.binding import MODES, parse_cpus
 from davincirunsdk.host.devices import parse_list
 from davincirunsdk.steps.shapes import parse_pattern
 
@@ -40,6 +41,7 @@ class JobKeywords(TypedDict, total=False):
     name: str | None
     visible: Literal["all", "one"]
     iface: str
+    bind: str
     grace_period: float
     env: Mapping[str, str] | None
     framework: str
@@ -133,6 +135,11 @@ def parse_prefix(text: str) -> tuple[str, ...]:
     from davincirunsdk.output import parse_prefix as parse
 
     return parse(text)
+
+
+def parse_binding(text: str) -> object:
+    """Read how workers are bound to CPUs: a word, or a list of CPUs."""
+    return text if text in MODES else parse_cpus(text)
 
 
 def absolute(name: str, path: object) -> Path:
@@ -361,6 +368,9 @@ class Wish:
             0, and with LOCAL_RANK 0.
         iface: Network interface to the other nodes: `auto` finds it, `none` leaves the choice to the
             frameworks, or its name.
+        bind: CPUs of the workers: `none` leaves them as they are; `auto` binds each to the CPUs of its
+            NPU's NUMA node where that is known and roomy; `node` does so or fails; `exclusive` splits
+            these CPUs among the workers; a list such as `0-31` is split likewise.
         command_line: True for a job of the command, whose users expect the logs of CANN and the
             frameworks elsewhere than those of the calls do; not for users to set.
     """
@@ -377,6 +387,7 @@ class Wish:
     wait_devices: float | None = option(None, seconds)
     visible: Literal["all", "one"] = option("all", one_of(("all", "one")))
     iface: str = option("auto", text)
+    bind: str = option("none", _text_that(parse_binding, "0-31"))
     command_line: bool = False
 
 

@@ -169,6 +169,14 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         WORKERS,
+        "--bind",
+        default="none",
+        metavar="HOW",
+        help="CPUs of the workers: none; auto or node, those near its NPU; exclusive, a share of these for "
+        "each; or a list such as 0-31 to share out.  [default: none]",
+    ),
+    _option(
+        WORKERS,
         "--name",
         metavar="NAME",
         help="Name of the job, and of its log files.  [default: the platform's job id, or the host name]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,3 +49,29 @@ def ask(words: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout
+
+
+def chips_of(text: str, present: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Read `npu-smi info -m`: physical number of a device, to its NPU id and chip id.
+
+    Columns are known by their titles: newer drivers have one for the physical number. The logical
+    number counts the devices that are here, in the order of their physical ones.
+    """
+    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.strip()] or [[]]
+    titles = {title.lower().replace("-", " "): place for place, title in enumerate(head)}
+    physical = titles.get("chip phy id")
+    logical = titles.get("chip logic id")
+    by = physical if physical is not None else logical
+    if by is None or "npu id" not in titles or "chip id" not in titles:
+        return {}
+    chips = {}
+    for row in rows:
+        # Other chips on the board, such as the controller, have no number.
+        if len(row) == len(head) and row[by].isdigit():
+            number = int(row[by])
+            if physical is None:
+                if number >= len(present):
+                    continue
+                number = present[number]
+            chips[number] = (row[titles["npu id"]], row[titles["chip id"]])
+    return chips

@@ -147,6 +147,8 @@ async def locate(
         cluster = await in_thread(
             lambda: _from_table(table, place.path, wish, env, platform, sites, root, notes.append)
         )
+    if wish.bind != "none":
+        cluster = await in_thread(lambda: _bound(cluster, wish.bind, env, root, notes.append))
     if cluster.device_files:
         notes.append(await in_thread(lambda: cann.missing(env, root)))
     for note in filter(None, notes):
@@ -162,6 +164,39 @@ async def locate(
             notify=notify,
         )
     return cluster
+
+
+def _bound(
+    cluster: Cluster, mode: str, env: Mapping[str, str], root: Path, notify: Callable[[str], None]
+) -> Cluster:
+    """Choose the CPUs of this node's workers."""
+    from davincirunsdk.host import binding
+
+    if mode == "auto" and env.get(binding.AFFINITY, "0").strip()[:1] not in ("0", ""):
+        notify(f"workers are not bound to CPUs: {binding.AFFINITY} has torch_npu do that")
+        return cluster
+    topology = binding.read_topology(root)
+    ordered = sorted(cluster.node.devices, key=lambda device: device.local_rank)
+    numbers = [device.device_id for device in ordered]
+    near = None
+    if cluster.npus:
+        near = binding.nodes_of_npus(numbers, devices.npus(root), topology, root, env.get("PATH"))
+    bound, why_not = binding.plan(mode, numbers, near, topology)
+    if not bound:
+        notify(f"workers are not bound to CPUs: {why_not}")
+        return cluster
+    by_number = dict(zip(numbers, bound, strict=True))
+    own = tuple(by_number[device.device_id] for device in cluster.node.devices)
+    facts = [
+        Fact(
+            name=f"CPUs of rank {device.rank}",
+            value=devices.span(sorted(one.cpus)),
+            source=f"--bind {mode}: {one.why}",
+            believed=True,
+        )
+        for device, one in zip(cluster.node.devices, own, strict=True)
+    ]
+    return replace(cluster, binding=own, facts=(*cluster.facts, *facts))
 
 
 def _with_interface(cluster: Cluster, wanted: str) -> Cluster:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host.tools import ask
+from davincirunsdk.host.tools import ask, chips_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def find_super_pod(smi: str, present: Sequence[int], chosen: Sequence[int]) -> S
     Raises:
         PlatformError: npu-smi knows it for some of the devices only, or tells two super pods.
     """
-    chips = _chips(ask([smi, "info", "-m"]), present)
+    chips = chips_of(ask([smi, "info", "-m"]), present)
 
     def place(number: int) -> tuple[str, str] | None:
         if number not in chips:
@@ -75,29 +75,3 @@ def find_super_pod(smi: str, present: Sequence[int], chosen: Sequence[int]) -> S
             "`npu-smi info -t spod-info` prints for each"
         )
     return SuperPod(name=names[0], device_ids={number: sdid for number, (_, sdid) in known.items()})
-
-
-def _chips(text: str, present: Sequence[int]) -> dict[int, tuple[str, str]]:
-    """Read `npu-smi info -m`: physical number of a device, to its NPU id and chip id.
-
-    Columns are known by their titles: newer drivers have one for the physical number. The logical
-    number counts the devices that are here, in the order of their physical ones.
-    """
-    head, *rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.strip()] or [[]]
-    titles = {title.lower().replace("-", " "): place for place, title in enumerate(head)}
-    physical = titles.get("chip phy id")
-    logical = titles.get("chip logic id")
-    by = physical if physical is not None else logical
-    if by is None or "npu id" not in titles or "chip id" not in titles:
-        return {}
-    chips = {}
-    for row in rows:
-        # Other chips on the board, such as the controller, have no number.
-        if len(row) == len(head) and row[by].isdigit():
-            number = int(row[by])
-            if physical is None:
-                if number >= len(present):
-                    continue
-                number = present[number]
-            chips[number] = (row[titles["npu id"]], row[titles["chip id"]])
-    return chips

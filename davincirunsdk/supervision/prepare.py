@@ -220,7 +220,9 @@ def _specs(
     cores = len(os.sched_getaffinity(0))
     with_scheduler = _has_scheduler(options, cluster)
     specs = []
-    for device, path in zip(cluster.node.devices, paths[with_scheduler:], strict=True):
+    devices = cluster.node.devices
+    binding = cluster.binding or (None,) * len(devices)
+    for device, path, bound in zip(devices, paths[with_scheduler:], binding, strict=True):
         environment = worker_environment(
             cluster=cluster,
             device=device,
@@ -229,7 +231,7 @@ def _specs(
             inherited=inherited,
             extra=options.env,
             mark=mark,
-            cores=cores,
+            cores=cores if bound is None else bound.threads * len(devices),
             job_id=job_id,
             error_file=str(_error_file(path)),
             attempt=attempt,
@@ -241,6 +243,7 @@ def _specs(
                 local_rank=device.local_rank,
                 device_id=cluster.worker_device_id(device),
                 npu_id=device.device_id if cluster.npus else -1,
+                cpus=None if bound is None else bound.cpus,
                 name=f"rank {device.rank}",
                 command=options.command,
                 env=environment,

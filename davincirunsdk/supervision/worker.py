@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve, until_readable
 from davincirunsdk.errors import WorkerSpawnError, explain
+from davincirunsdk.host.binding import bound_to
 from davincirunsdk.leftovers import mark
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.proc import Proc, since_boot
@@ -393,16 +394,17 @@ def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int 
 
 
 def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        cwd=spec.work_dir,
-        env=spec.env,
-        start_new_session=True,
-        pass_fds=inherited,
-    )
+    with bound_to(spec.cpus):
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=spec.work_dir,
+            env=spec.env,
+            start_new_session=True,
+            pass_fds=inherited,
+        )
     mark.put_on(process.pid, spec.env.get(mark.JOB_MARK, ""))
     return process
 
