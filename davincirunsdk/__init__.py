@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from davincirunsdk.errors import (
         DavinciRunError,
         DistributedRuntimeError,
+        JobTimeoutError,
         PlatformError,
         RankTableError,
         RankTableTimeoutError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from davincirunsdk.script.progress import progress
     from davincirunsdk.script.stacks import register_stacks
     from davincirunsdk.types import (
+        AttemptRecord,
         Event,
         JobState,
         Leftover,
@@ -52,11 +54,13 @@ _HOMES = {
     "wait_distributed_train": "blocking",
     "DavinciRunError": "errors",
     "DistributedRuntimeError": "errors",
+    "JobTimeoutError": "errors",
     "PlatformError": "errors",
     "RankTableError": "errors",
     "RankTableTimeoutError": "errors",
     "WorkerSpawnError": "errors",
     "FMKManager": "manager",
+    "AttemptRecord": "types",
     "Event": "types",
     "JobState": "types",
     "Leftover": "types",
@@ -74,11 +78,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttemptRecord",
     "DavinciRunError",
     "DistributedRuntimeError",
     "Event",
     "FMKManager",
     "JobState",
+    "JobTimeoutError",
     "Leftover",
     "LogBlock",
     "LogLine",

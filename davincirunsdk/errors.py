@@ -45,6 +45,13 @@ class DistributedRuntimeError(DavinciRunError, RuntimeError):
         return partial(type(self), report=self.report, result=self.result), self.args
 
 
+class JobTimeoutError(DistributedRuntimeError, TimeoutError):
+    """A job was stopped because it had stalled, or because its time was over; exit code 124.
+
+    Its report says who was where, and what each worker said last.
+    """
+
+
 class RankTableError(DavinciRunError, ValueError):
     """A rank table is wrong.
 

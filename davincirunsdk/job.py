@@ -27,11 +27,11 @@ from davincirunsdk.concurrency import (
     running_loop,
     shield,
 )
-from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, WorkerSpawnError
+from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, JobTimeoutError, WorkerSpawnError
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
 from davincirunsdk.supervision.cause import InternalError
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR, must_raise
-from davincirunsdk.types import Event, JobState, RunResult, WorkerState
+from davincirunsdk.types import Event, JobState, RunResult, Verdict, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -547,7 +547,9 @@ class JobBody(ABC):
     def _know(self, result: RunResult) -> None:
         report = result.report
         if report is not None and must_raise(report) and self._start_error is None:
-            self._error = DistributedRuntimeError(report.text, report=report, result=result)
+            too_long = report.verdict in (Verdict.STALLED, Verdict.TIME_LIMIT)
+            kind = JobTimeoutError if too_long else DistributedRuntimeError
+            self._error = kind(report.text, report=report, result=result)
 
     def _note_fault(self, error: Exception) -> None:
         """Keep an error of our own: it is the outcome, and it is never silent."""

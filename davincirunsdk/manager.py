@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import file_name
-from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here
+from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve
+from davincirunsdk.errors import WorkerSpawnError
 from davincirunsdk.host.claims import Claims
 from davincirunsdk.job import JobBody, log_notice
 from davincirunsdk.leftovers.guardian import guardian
@@ -19,9 +23,11 @@ from davincirunsdk.logs.pump import LogPump
 from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import Attempt
-from davincirunsdk.supervision.cause import RanksEnded, StopWanted
+from davincirunsdk.supervision.cause import RanksEnded, StopWanted, TimeLimit
 from davincirunsdk.supervision.prepare import prepare
+from davincirunsdk.supervision.restarts import Restarts, requeued
 from davincirunsdk.supervision.verdict import judge
+from davincirunsdk.supervision.watch import StallWatch
 from davincirunsdk.supervision.worker import spawn_error
 from davincirunsdk.types import Event, Stacks
 
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import Cluster, Fact
     from davincirunsdk.engines.meeting import Meeting
     from davincirunsdk.job import Ending
-    from davincirunsdk.supervision.prepare import Preparation
+    from davincirunsdk.supervision.prepare import Launch, Preparation
     from davincirunsdk.supervision.worker import Worker
     from davincirunsdk.types import Progress, RunResult, WorkerStatus
 
@@ -78,6 +84,10 @@ class FMKManager(JobBody):
     _steps: JobSteps | None = None
     _claims: Claims | None = None
     _reaping: asyncio.TimerHandle | None = None
+    _restarts: Restarts | None = None
+    _ends_at: float = math.inf
+    _pausing: asyncio.Future[None] | None = None
+    _stopped_in_pause: bool = False
     _inherits_orphans: bool = False
 
     @spelled_out(NodeKeywords)
@@ -153,6 +163,10 @@ class FMKManager(JobBody):
         return self._in_own_loop("stacks", self._take_stacks)
 
     async def _take_stacks(self) -> Stacks:
+        return await in_thread(self._look_at_stacks)
+
+    def _look_at_stacks(self) -> Stacks:
+        """Take and save the stacks of all running workers; blocking, for a thread."""
         # It loads psutil, which a start need not wait for.
         from davincirunsdk.diagnosis.stacks import Target, take_and_save
 
@@ -163,7 +177,7 @@ class FMKManager(JobBody):
         ]
         if not targets:
             return Stacks(time=time.time(), workers=())
-        return await in_thread(take_and_save, targets, self._log_dir, self.job_id)
+        return take_and_save(targets, self._log_dir, self.job_id)
 
     @property
     def _log_dir(self) -> Path:
@@ -205,38 +219,75 @@ class FMKManager(JobBody):
             lambda: prepare(options, cluster, inherited=inherited, on_trouble=self._on_trouble),
             unwanted=lambda late: late.close(),
         )
-        specs = launch.first.specs
-        pumps: list[LogPump] = []
         try:
             self._launch = launch
-            steps = self._steps = JobSteps(specs, options.progress_pattern, self._note_progress)
-            names = {spec.rank: spec.name for spec in specs}
+            names = {spec.rank: spec.name for spec in launch.first.specs}
             self._channels.open_display(options.display, names, self._snapshot)
-            for spec, file in zip(specs, launch.first.files, strict=True):
-                pumps.append(LogPump(spec.rank, file, self._channels.hub, steps.scanners[len(pumps)]))
+            self._attempt = self._make_attempt(launch, launch.first)
             about = (("mark", launch.mark.rpartition("/")[2]), *self._about())
             self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name, about))
-            self._attempt = Attempt(
-                specs,
-                pumps,
-                mark=launch.mark,
-                grace_period=options.grace_period,
-                fail_fast=options.fail_fast,
-                inherits_orphans=self._inherits_orphans,
-                ranks_elsewhere=len(cluster.nodes) > 1,
-                emit=self._emit,
-            )
+            self._restarts = Restarts(options, nnodes=len(cluster.nodes), requeued=requeued(inherited))
             if len(cluster.nodes) > 1 and options.meet != "off":
                 self._meeting = await self._meet(self._attempt, cluster, env)
         except BaseException as error:
+            if self._attempt is not None:
+                for worker in self._attempt.workers:
+                    worker.pump.discard()
             if self._steps is not None:
                 self._steps.end()
+            launch.close()
+            if isinstance(error, OSError) and not isinstance(error, WorkerSpawnError):
+                raise spawn_error(launch.first.specs[0], error) from None
+            raise
+
+    def _make_attempt(self, launch: Preparation, start: Launch) -> Attempt:
+        """Make an attempt of what is to be started.
+
+        Raises:
+            WorkerSpawnError: There are no descriptors to be had; its files are still open.
+        """
+        options = self._options
+        pumps: list[LogPump] = []
+        steps = JobSteps(start.specs, options.progress_pattern, self._note_progress)
+        try:
+            for spec, file in zip(start.specs, start.files, strict=True):
+                pumps.append(LogPump(spec.rank, file, self._channels.hub, steps.scanners[len(pumps)]))
+        except BaseException as error:
+            steps.end()
             for pump in pumps:
                 pump.discard()
-            launch.close()
             if isinstance(error, OSError):
-                raise spawn_error(specs[min(len(pumps), len(specs) - 1)], error) from None
+                raise spawn_error(start.specs[len(pumps)], error) from None
             raise
+        self._steps = steps
+        assert self._cluster is not None
+        return Attempt(
+            start.specs,
+            pumps,
+            mark=launch.mark,
+            grace_period=options.grace_period,
+            fail_fast=options.fail_fast,
+            inherits_orphans=self._inherits_orphans,
+            ranks_elsewhere=len(self._cluster.nodes) > 1,
+            emit=self._emit,
+            watch=self._make_watch(),
+        )
+
+    def _make_watch(self) -> StallWatch | None:
+        options = self._options
+        assert self._cluster is not None
+        if options.stall_timeout is None:
+            return None
+        if len(self._cluster.nodes) > 1:
+            # Ranks of other nodes may go on, of which nothing is known here.
+            self._on_trouble("stall_timeout has no effect on a job of several nodes: it is not watched")
+            return None
+        return StallWatch(
+            options.stall_timeout,
+            stop=options.on_stall != "warn",
+            take_stacks=self._look_at_stacks,
+            emit=self._emit,
+        )
 
     async def _meet(self, attempt: Attempt, cluster: Cluster, env: Mapping[str, str]) -> Meeting | None:
         """Begin to meet the launchers of the job's other nodes; the workers do not wait for them.
@@ -257,19 +308,92 @@ class FMKManager(JobBody):
         )
 
     async def _run(self, waits: Patience) -> None:
-        assert self._attempt is not None
-        assert self._steps is not None
+        assert self._restarts is not None
         assert self._claims is not None
-        self._steps.begin()
+        limits = self._set_limits()
         looking = self._look_at_usage()
         try:
-            await self._attempt.run(started=self._tell_started, decided=lambda: self._decide(waits))
+            while True:
+                attempt, steps = self._attempt, self._steps
+                assert attempt is not None
+                assert steps is not None
+                self._restarts.begin()
+                steps.begin()
+                try:
+                    await attempt.run(started=self._tell_started, decided=lambda: self._decide(waits))
+                finally:
+                    steps.end()
+                if not await self._may_try_again(waits, attempt):
+                    return
         finally:
-            self._steps.end()
+            for limit in limits:
+                limit.cancel()
             self._claims.release()
             if looking is not None:
                 looking.cancel()
                 await waits.until_any(looking)
+
+    def _set_limits(self) -> list[asyncio.TimerHandle]:
+        """Have the job warned and stopped when its time is over."""
+        options = self._options
+        if options.timeout is None:
+            return []
+        assert self._owner is not None
+        self._ends_at = time.monotonic() + options.timeout
+        timers = [self._owner.call_later(options.timeout, self._reach_time_limit, options.timeout)]
+        if options.warn_signal is not None:
+            before = min(60.0, options.timeout / 2) if options.warn_before is None else options.warn_before
+            number = signal.Signals[options.warn_signal]
+            timers.append(
+                self._owner.call_later(options.timeout - before, self._warn_workers, number, before)
+            )
+        return timers
+
+    def _reach_time_limit(self, seconds: float) -> None:
+        if self._attempt is not None:
+            self._attempt.stop(TimeLimit(seconds=seconds))
+
+    def _warn_workers(self, number: signal.Signals, before: float) -> None:
+        self._on_trouble(f"{before:g} s are left until the time limit: {number.name} to the workers")
+        self.signal_workers(number)
+
+    async def _may_try_again(self, waits: Patience, attempt: Attempt) -> bool:
+        """Make the next attempt after its delay, if there is to be one; False when this was the last."""
+        launch, restarts = self._launch, self._restarts
+        assert launch is not None
+        assert restarts is not None
+        assert self._owner is not None
+        if self._decided.done() or self._stop_wanted:
+            return False
+        result = await self._judge(waits)
+        pause = restarts.next(result, attempt.seen().cause, time_left=self._ends_at - time.monotonic())
+        if pause is None:
+            if restarts.why:
+                self._on_trouble(f"no restart: {restarts.why}")
+            return False
+        number = len(restarts.earlier)
+        text = (
+            f"{restarts.earlier[-1]}; restart {number} of at most {self._options.max_restarts} in {pause:g} s"
+        )
+        logger.warning("%s", text)
+        self._emit(Event(kind="restarting", time=time.time(), detail=text))
+        # Whoever started the job need not wait with it for a worker that runs.
+        self._tell_started()
+        self._pausing = self._owner.create_future()
+        await waits.within(pause, self._pausing)
+        if self._stop_wanted:
+            self._stopped_in_pause = True
+            return False
+        start = await waits.wait(in_thread(launch.again, number))
+        try:
+            if self._stop_wanted:
+                start.close()
+                return False
+            self._attempt = self._make_attempt(launch, start)
+        except BaseException:
+            start.close()
+            raise
+        return True
 
     def _tell_started(self) -> None:
         super()._tell_started()
@@ -320,8 +444,12 @@ class FMKManager(JobBody):
         assert attempt is not None
         assert cluster is not None
         seen, now = attempt.seen(), time.time()
+        if self._stopped_in_pause:
+            seen = replace(seen, cause=StopWanted(reason="stop was asked for before the restart"), failed=())
         # In a thread: looking through much output takes its time.
-        return await waits.wait(
+        restarts = self._restarts
+        assert restarts is not None
+        result = await waits.wait(
             in_thread_or_here(
                 lambda: judge(
                     seen,
@@ -330,11 +458,17 @@ class FMKManager(JobBody):
                     cluster=cluster,
                     began=self._began,
                     ended=now,
+                    earlier=restarts.earlier[:-1] if self._stopped_in_pause else restarts.earlier,
                 )
             )
         )
+        if self._stopped_in_pause:
+            return replace(result, attempts=restarts.earlier)
+        return restarts.with_attempts(result, seen.cause)
 
     def _begin_stop(self, *, now: bool, reason: str) -> None:
+        if self._pausing is not None:
+            resolve(self._pausing, None)
         if self._attempt is not None:
             self._attempt.stop(StopWanted(reason=reason), now=now)
         if self._meeting is not None:

@@ -13,6 +13,7 @@ import difflib
 import inspect
 import math
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -60,6 +61,13 @@ class JobKeywords(TypedDict, total=False):
 class NodeKeywords(JobKeywords, total=False):
     """Keywords of the calls that start this node's part of a job; see `JobOptions`."""
 
+    timeout: float | None
+    warn_signal: str | None
+    warn_before: float | None
+    stall_timeout: float | None
+    on_stall: str
+    max_restarts: int
+    restart_delay: float
     rank_table: str | os.PathLike[str] | None
     rank_table_timeout: float | None
     nnodes: int | None
@@ -187,6 +195,24 @@ def _silence(name: str, value: object) -> float:
     if seconds(name, value) < 1:
         raise ValueError(f"{name} is {value}: expected seconds, 1 or more")
     return seconds(name, value)
+
+
+def _positive(name: str, value: object) -> float:
+    """Check a time span that has to be longer than nothing."""
+    span = seconds(name, value)
+    if not span:
+        raise ValueError(f"{name} is {value}: expected seconds, more than 0")
+    return span
+
+
+def _signal(name: str, value: object) -> str:
+    """Check the name of a signal that a process can handle, and return it as `SIGUSR1`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}: expected the name of a signal, such as 'USR1'")
+    word = f"SIG{value.upper().removeprefix('SIG')}"
+    if word not in signal.Signals.__members__ or word in ("SIGKILL", "SIGSTOP"):
+        raise ValueError(f"{name} is {value!r}: expected a signal that a process can handle, such as 'USR1'")
+    return word
 
 
 def variables(name: str, env: object) -> dict[str, str]:
@@ -417,6 +443,20 @@ class JobOptions(Wish):
         progress_pattern: A regular expression for lines that tell a worker's step, beside the known
             ones: with a group named `step`, and `total`, `epoch`, `epochs`, `loss`, `seconds`, `ms`
             or `eta` as wanted; without names the first group is the step, the second the total.
+        timeout: Seconds that the job may take, all attempts together; then it is stopped as on request, with
+            exit code 124.
+        warn_signal: Name of a signal, such as `USR1`, that workers which handle it get `warn_before` seconds
+            before the time limit, so that a checkpoint can be saved.
+        warn_before: See `warn_signal`; by default 60, or half of a shorter `timeout`.
+        stall_timeout: Seconds for which no rank printed, made a step, or read or wrote files, after which
+            the job has stalled: three times as long while it computes, and before its first step. None
+            for no watch. Of this node's ranks; a job of several nodes is not watched.
+        on_stall: What is done then, after the stacks of all workers have been taken: `stop`, with exit code
+            124, `restart`, which needs `max_restarts`, or `warn`, once a stall.
+        max_restarts: How often the whole group of workers is started anew after a failure that a restart may
+            cure. Runs anew by Slurm (SLURM_RESTART_COUNT) count too.
+        restart_delay: Seconds before the first restart, doubled for each further one, at most 300: devices
+            may still be held.
         lost_after: Seconds without a sign of another node after which it counts as lost, and after
             which a node that was cut off ends its workers; at least 1. Ray has its own.
         meet: Whether launchers that were started apart, one on each node, meet at node 0 to end the job
@@ -447,6 +487,13 @@ class JobOptions(Wish):
     html: Path | None = option(None, absolute)
     sample_usage: bool = False
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
+    timeout: float | None = option(None, _positive)
+    warn_signal: str | None = option(None, _signal)
+    warn_before: float | None = option(None, seconds)
+    stall_timeout: float | None = option(None, _positive)
+    on_stall: str = option("stop", one_of(("stop", "restart", "warn")))
+    max_restarts: int = option(0, number(0))
+    restart_delay: float = option(10.0, seconds)
     lost_after: float = option(30.0, _silence)
     meet: MeetChoice = option("auto", one_of(("auto", "off", "require")))
     meet_port: int | None = option(None, number(1, 65535))
@@ -486,7 +533,7 @@ class JobOptions(Wish):
         rest = {name: value for name, value in keywords.items() if name not in _names(Display)}
         refuse_unknown(rest, _names(cls))
         given = None if log_dir is None else absolute("log_dir", log_dir)
-        return cls(
+        options = cls(
             command=words,
             work_dir=absolute("work_dir", work_dir),
             log_dir=given,
@@ -494,6 +541,22 @@ class JobOptions(Wish):
             display=Display(**display),
             **_checked(cls, rest),
         )
+        options._refuse_contradictions()
+        return options
+
+    def _refuse_contradictions(self) -> None:
+        if self.on_stall == "restart" and not self.max_restarts:
+            raise ValueError("on_stall is 'restart' and max_restarts is 0: say how often with max_restarts")
+        if self.on_stall != "stop" and self.stall_timeout is None:
+            raise ValueError(f"on_stall is {self.on_stall!r} without stall_timeout: give the seconds with it")
+        if self.timeout is None and (self.warn_signal is not None or self.warn_before is not None):
+            raise ValueError("warn_signal and warn_before have no use without timeout: give it, too")
+        if self.warn_before is not None and self.warn_signal is None:
+            raise ValueError("warn_before has no use without warn_signal: give the signal, such as 'USR1'")
+        if self.timeout is not None and (self.warn_before or 0.0) >= self.timeout:
+            raise ValueError(
+                f"warn_before is {self.warn_before}: expected less than timeout, {self.timeout:g}"
+            )
 
 
 def spelled_out(keywords: type, but: tuple[str, ...] = ()) -> Callable[[C], C]:

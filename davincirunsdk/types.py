@@ -383,6 +383,34 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One attempt of a job that has ended.
+
+    Attributes:
+        number: From 0.
+        started: Wall-clock seconds.
+        ended: Wall-clock seconds.
+        exit_code: What a command line would have exited with.
+        reason: Why it ended, in one clause; "" for success.
+        step: The furthest step of any rank, None where none was told.
+    """
+
+    number: int
+    started: float
+    ended: float
+    exit_code: int
+    reason: str
+    step: int | None = None
+
+    def __str__(self) -> str:
+        """Such as `attempt 0 failed after 0:12:01 at step 430: rank 1, killed by SIGKILL`."""
+        step = "" if self.step is None else f" at step {self.step}"
+        how = "succeeded" if not self.exit_code else "ended"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"attempt {self.number} {how} after {readable_time(self.ended - self.started)}{step}{reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """How a job ended.
 
@@ -400,6 +428,7 @@ class RunResult:
         log_dir: Folder of the log files.
         report: Why it ended so; None when all ended well.
         accounts: What the judgement of several nodes needs from this one, packed; b"" on one node.
+        attempts: Every attempt of this node's group, the last one being this result's.
     """
 
     job_id: str
@@ -415,6 +444,7 @@ class RunResult:
     log_dir: Path
     report: FailureReport | None = None
     accounts: bytes = field(default=b"", repr=False)
+    attempts: tuple[AttemptRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from davincirunsdk.cli.signals import Signals
 from davincirunsdk.cli.words import count, listed
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import DistributedRuntimeError
-from davincirunsdk.types import JobState, WorkerState, signal_name
+from davincirunsdk.types import JobState, Verdict, WorkerState, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,9 +73,10 @@ class Run:
         except asyncio.CancelledError:
             if signals.first is None:
                 raise
-            if isinstance(job.error, DistributedRuntimeError):
+            found = job.error
+            if isinstance(found, DistributedRuntimeError) and found.report.verdict is not Verdict.STOPPED:
                 # The signal came while a failure was being dealt with: that stays the cause.
-                return self._failed(job, job.error, signals.first)
+                return self._failed(job, found, signals.first)
             return self._say_stopped(job, signals.first)
         finally:
             await _run_post_stop_script()

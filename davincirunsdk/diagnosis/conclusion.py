@@ -98,7 +98,10 @@ def _told_from_above(evidence: Evidence, ranks: Sequence[Account]) -> _Found | N
         return Verdict.STOPPED, (), why
     if evidence.end in (End.TIME_LIMIT, End.STALLED):
         running = [one for one in ranks if one.running]
-        suspects = _look_at(running, [one for one in ranks if one.finding is not None], ranks)
+        by_rank = {one.rank: one for one in ranks}
+        suspects = [by_rank[rank] for rank in evidence.odd if rank in by_rank]
+        if not suspects:
+            suspects = _look_at(running, [one for one in ranks if one.finding is not None], ranks)
         stalled = evidence.end is End.STALLED
         en = reason or ("no rank made progress" if stalled else "the time limit was reached")
         zh = reason or ("没有 rank 有进展" if stalled else "达到时间限制")

@@ -131,6 +131,7 @@ class Evidence:
             different nodes are not compared.
         end: Why the job ended.
         reason: The same in words, for people.
+        odd: Ranks that were found elsewhere than the others when the job had stalled, surest first.
         signal: Name of the stop signal that this program or all workers got from outside, or "".
         leftovers: Processes that outlived their workers and were ended.
         facts: Findings about the machine, each a sentence.
@@ -147,6 +148,7 @@ class Evidence:
     node_order: tuple[int, ...] = ()
     end: End = End.WORKERS
     reason: str = ""
+    odd: tuple[int, ...] = ()
     signal: str = ""
     leftovers: tuple[Leftover, ...] = ()
     facts: tuple[str, ...] = field(default=())

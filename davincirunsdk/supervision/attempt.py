@@ -45,6 +45,7 @@ from davincirunsdk.supervision.guardian_watch import GuardianWatch
 from davincirunsdk.supervision.last_words import ends_with_exception, is_traceback_open
 from davincirunsdk.supervision.messages import Inbox
 from davincirunsdk.supervision.seen import Seen, WorkerSeen
+from davincirunsdk.supervision.watch import tell_who_is_alone
 from davincirunsdk.supervision.worker import Worker, children_are_reaped_by_kernel, spawn_error
 from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from davincirunsdk.leftovers.proc import MarkedProcess
     from davincirunsdk.logs.pump import LogPump
     from davincirunsdk.supervision.cause import Cause
+    from davincirunsdk.supervision.watch import StallWatch
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -111,6 +113,7 @@ class Attempt:
         inherits_orphans: This process is the sub-reaper of the job and of nothing else.
         ranks_elsewhere: The job has workers on other nodes, too; see `note_ranks_ended`.
         emit: Takes every event.
+        watch: Watches whether the workers get on, None for nobody.
 
     Attributes:
         workers: In the order of `specs`.
@@ -129,7 +132,10 @@ class Attempt:
         inherits_orphans: bool,
         ranks_elsewhere: bool,
         emit: Callable[[Event], None],
+        watch: StallWatch | None = None,
     ) -> None:
+        self._stall_watch = watch
+        self._alone: bool = False
         self.fail_fast = fail_fast
         self.internal_error: Exception | None = None
         self._grace_period = grace_period
@@ -289,6 +295,8 @@ class Attempt:
         self._tasks.start_soon(self._guarded, self._load)
         if self._spawn_error is None and not self.is_stopping:
             started()
+            if self._stall_watch is not None:
+                self._tasks.start_soon(self._guarded, self._stall_watch.watch, self, self._over)
 
     async def _watch(self) -> None:
         """Wait until all ranks have ended, and what serves them after its time, or until a stop."""
@@ -530,6 +538,10 @@ class Attempt:
         elif worker.state is WorkerState.STOPPING or worker.exit_code not in (-9, None):
             worker.state = WorkerState.STOPPED
         self._note("exited", worker, detail=signal_name(worker.exit_code) or "")
+        if worker.state is WorkerState.SUCCEEDED and not worker.spec.auxiliary and not self._alone:
+            # One that waits for it in a collective hangs for half an hour otherwise before anything is said.
+            self._alone = True
+            self._tasks.start_soon(self._guarded, tell_who_is_alone, self, self._over, self._emit)
         if worker.exit_code is None and worker.state is WorkerState.SUCCEEDED:
             self._warn(
                 f"{worker.spec.name} has ended, its exit code is not known: this process reaps or ignores "

@@ -64,10 +64,12 @@ class Stalled:
     Attributes:
         seconds: How long.
         detail: What is known about it, or "".
+        ranks: Those that are not where the others are, surest first.
     """
 
     seconds: float
     detail: str = ""
+    ranks: tuple[int, ...] = ()
 
     @property
     def words(self) -> str:

@@ -235,6 +235,7 @@ def _specs(
             job_id=job_id,
             error_file=str(_error_file(path)),
             attempt=attempt,
+            max_restarts=options.max_restarts,
         )
         _make_log_folders(environment)
         specs.append(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.diagnosis.evidence import End, Evidence, RankEvidence
     from davincirunsdk.supervision.seen import Seen, WorkerSeen
-    from davincirunsdk.types import WorkerStatus
+    from davincirunsdk.types import AttemptRecord, WorkerStatus
 
 INTERNAL_ERROR = 70
 """Exit code of an error of our own, EX_SOFTWARE of sysexits.h."""
@@ -62,6 +62,7 @@ def judge(
     ended: float,
     lang: str = "en",
     facts: tuple[str, ...] = (),
+    earlier: tuple[AttemptRecord, ...] = (),
 ) -> RunResult:
     """Say how a job ended, or that it failed while others go on.
 
@@ -74,6 +75,7 @@ def judge(
         ended: Of its end, or of now.
         lang: Language of the report, `en` or `zh`.
         facts: Findings about this machine, each a sentence.
+        earlier: The attempts before this one.
 
     Returns:
         The result, with the report unless all went well.
@@ -84,8 +86,9 @@ def judge(
     report: FailureReport | None = None
     accounts = b""
     if isinstance(seen.cause, InternalError) or not well:
+        facts = (*facts, *(f"{attempt}." for attempt in earlier))
         try:
-            report, accounts = _report(seen, job_id, log_dir, cluster, lang, facts)
+            report, accounts = _report(seen, job_id, log_dir, cluster, lang, facts, len(earlier))
         except (ImportError, OSError) as error:
             # The package was moved or upgraded while the job ran, before it was loaded as a whole.
             report = _plain_report(seen, cluster, str(error))
@@ -135,13 +138,19 @@ def _without_stops(seen: Seen) -> Seen:
 
 
 def _report(
-    seen: Seen, job_id: str, log_dir: Path, cluster: Cluster, lang: str, facts: tuple[str, ...]
+    seen: Seen,
+    job_id: str,
+    log_dir: Path,
+    cluster: Cluster,
+    lang: str,
+    facts: tuple[str, ...],
+    attempt: int,
 ) -> tuple[FailureReport, bytes]:
     # Loaded where it is needed: most jobs end well.
     from davincirunsdk.diagnosis.judge import read_accounts, report_on
     from davincirunsdk.diagnosis.parcel import pack
 
-    evidence = _evidence(seen, job_id, log_dir, cluster, lang, facts)
+    evidence = replace(_evidence(seen, job_id, log_dir, cluster, lang, facts), attempt=attempt)
     read = read_accounts(evidence)
     return report_on(evidence, read), pack(read) if len(cluster.nodes) > 1 else b""
 
@@ -199,7 +208,8 @@ def must_raise(report: FailureReport) -> bool:
     asked: nobody here knows of it otherwise.
     """
     return report.verdict is not Verdict.SUCCEEDED and (
-        bool(report.failures) or report.verdict in (Verdict.NODE_LOST, Verdict.AUXILIARY)
+        bool(report.failures)
+        or report.verdict in (Verdict.NODE_LOST, Verdict.AUXILIARY, Verdict.STALLED, Verdict.TIME_LIMIT)
     )
 
 
@@ -241,6 +251,7 @@ def _evidence(
         ranks=tuple(_rank(worker, seen, cluster) for worker in seen.workers),
         end=end,
         reason=reason,
+        odd=seen.cause.ranks if isinstance(seen.cause, Stalled) else (),
         leftovers=seen.leftovers,
         facts=facts,
         lang=lang,
