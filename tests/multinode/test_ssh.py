@@ -133,6 +133,9 @@ def test_what_goes_over_and_how(hosts: SshHosts) -> None:
                 assert "s3cret" not in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
         driver.communicate(timeout=30)
     assert "OTHER" not in logs(hosts)
+    named = hosts.launch("--nproc-per-node", "1", "--env", "TEST9_OTHER", "--env", "TEST9_NEW=1")
+    done = run([*named, "sh", "-c", "echo $TEST9_OTHER$TEST9_NEW."], TEST9_OTHER="value")
+    assert done.stdout.count("value1.") == 3, done.stderr
     done = run(
         hosts.launch("--nproc-per-node", "1", "sh", "-c", "echo PATH=$PATH"),
         PATH=f"/TEST9:{os.environ['PATH']}",
@@ -283,6 +286,39 @@ def test_signals_are_passed_on(hosts: SshHosts) -> None:
     with running(hosts, "--nproc-per-node", "1", ranks=3) as driver:
         os.kill(driver.pid, signal.SIGUSR1)
         wait_until(lambda: logs(hosts).count("saved on SIGUSR1") == 3, what="all ranks have saved")
+
+
+BLOCKING = """
+from davincirunsdk.engines import ssh
+result = ssh.run_blocking(**arguments)
+"""
+AWAITED = """
+import asyncio, uvloop
+from davincirunsdk.engines import ssh
+async def main():
+    async with ssh.manager(**arguments) as job:
+        lines = [line async for line in job.logs()]
+        assert sum("ready rank" in line.text for line in lines) == 3, lines
+        return await job.wait()
+result = uvloop.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [BLOCKING, AWAITED], ids=["blocking", "uvloop"])
+def test_from_python(hosts: SshHosts, program: str) -> None:
+    """The blocking call and the manager, in a loop of another kind, too."""
+    arguments = {
+        "command": [sys.executable, WORKER, "--seconds", "1"],
+        "log_dir": str(hosts.folder / "log"),
+        "hosts": ["h1", "h[2-3]:1"],
+        "ssh": hosts.ssh,
+    }
+    code = (
+        f"arguments = {arguments!r}\n{program}\nassert len(result.workers) == 3\nassert result.exit_code == 0"
+    )
+    done = run(hosts.on(sys.executable, "-c", code))
+    assert done.returncode == 0, done.stderr
+    assert not left(hosts)
 
 
 def test_sixteen_hosts_at_once(tmp_path: Path) -> None:
