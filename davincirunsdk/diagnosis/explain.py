@@ -243,7 +243,7 @@ def _read_events(path: Path, found: dict[int, _Found]) -> tuple[End, str, str]:
     """Take exits and times from the events file; only its last attempt counts."""
     told = math.inf
     end, reason, number = End.WORKERS, "", ""
-    failed = False
+    failed = first_of_stop = False
     for event in _events(path):
         kind, moment = event.get("kind"), event.get("time")
         rank, code, detail = event.get("rank"), event.get("exit_code"), event.get("detail")
@@ -264,9 +264,13 @@ def _read_events(path: Path, found: dict[int, _Found]) -> tuple[End, str, str]:
             for other in found.values():
                 if other.ended is None:
                     other.told = told
+            first_of_stop = not failed
         elif kind == "killing" and one is not None:
             one.killed = True
         elif kind == "exited" and one is not None:
+            if first_of_stop and end is End.WORKERS:
+                # The stop is written down just before the end that made us stop.
+                one.told, first_of_stop = None, False
             one.ended = float(moment)
             one.exit_code = code if isinstance(code, int) else None
             failed = failed or bool(one.exit_code)
@@ -318,7 +322,7 @@ def _state_of(found: _Found, knows_ends: bool, raised: RaisedError | None) -> Wo
         return WorkerState.FAILED if found.exit_code else WorkerState.SUCCEEDED
     if found.ended is None:
         return WorkerState.RUNNING
-    if found.told is None or found.ended < found.told:
+    if found.told is None:
         return WorkerState.SUCCEEDED if found.exit_code == 0 else WorkerState.FAILED
     if found.killed and signal_behind(found.exit_code) is not None:
         return WorkerState.KILLED
