@@ -66,8 +66,15 @@ async def _run(case: Case, folder: Path, *, fail_fast: bool) -> FailureReport | 
             fail_fast=fail_fast,
             grace_period=5.0,
         ) as manager:
-            await manager.wait()
-    except DistributedRuntimeError as error:
-        report: FailureReport | None = getattr(error, "report", None)
-        return report
+            try:
+                await manager.wait()
+            finally:
+                # Without fail fast `wait` hears of the first failure; the job goes on to its end.
+                for _ in range(0 if fail_fast else 400):
+                    if all(worker.ended is not None for worker in manager.workers):
+                        break
+                    await asyncio.sleep(0.02)
+    except DistributedRuntimeError:
+        # Judged again when all is over.
+        return manager.error.report if isinstance(manager.error, DistributedRuntimeError) else None
     return None

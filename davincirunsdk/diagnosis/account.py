@@ -87,8 +87,15 @@ class Account:
             return False
         if self.by_signal is not None:
             return True
-        if self.finding is None or (of.told is None and of.ended is None):
+        if self.finding is None:
             return False
+        if of.told is None and of.ended is None:
+            # It has raised and still lives: in teardown, or dumping core.
+            return (
+                self.finding.role is Role.PRIMARY
+                and self.finding.kind in (Kind.TRACEBACK, Kind.CODE, Kind.ABORT)
+                and not self.finding.thread
+            )
         # A library may log an error of waiting and wait on: that is no end.
         return (of.exit_code or 0) > 0 or self.finding.kind not in (Kind.LOG, Kind.WORDS)
 

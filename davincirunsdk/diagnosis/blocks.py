@@ -67,7 +67,7 @@ _EXCEPTION = re.compile(
     r"Abort(?:ed)?|ExceptionGroup)(?::|$|\(| \()",
     re.ASCII,
 )
-_CODE = re.compile(r"\s{0,3}(?:\[PID: ?\d+\] .{0,60}?)?(?:[\w-]{0,80}\()?(E[A-Z0-9]\d{4})\)?[:/]", re.ASCII)
+_CODE = re.compile(r"\s{0,3}(?:\[PID: ?\d+\] .{0,60}?)?(?:[\w-]{0,80}\()?(E[A-Z0-9]\d{4})\)?[:/\[]", re.ASCII)
 _USAGE = re.compile(r"[\w./ -]{1,80}: error: |usage: ")
 _ABORT = re.compile(
     r"terminate called|\s*what\(\):|Fatal Python error|\*\*\* (?:Aborted|SIG|Process received|Error in)|"

@@ -205,7 +205,17 @@ def _own_fault(
         lead = _with_a_reason(lead, own) or lead
     if lead.finding is not None and lead.finding.told:
         lead = next((one for one in own if one.finding is None or not one.finding.told), lead)
+    lead = _relayed(lead, own) or lead
     alike = [one for one in own if _are_alike(lead, one)]
+    if len(alike) > 2 and _is_silent(lead) and (odd := _odd_last_line(alike)) is not None:
+        return (
+            Verdict.ROOT_CAUSE,
+            [odd],
+            Words(
+                en=f"Likely: several ranks ended alike, and only the last words of rank {odd.rank} differ",
+                zh=f"很可能：多个 rank 以相同方式结束，只有 rank {odd.rank} 的最后输出不同",
+            ),
+        )
     alike.sort(key=lambda one: (one is not lead, ordered(one)))
     if len(alike) > 1:
         first_words = _list(alike[:1])
@@ -229,6 +239,29 @@ def _with_a_reason(lead: Account, own: Sequence[Account]) -> Account | None:
     if lead.time is None or first.time is None or abs(first.time - lead.time) <= _TOGETHER:
         return first
     return None
+
+
+def _relayed(lead: Account, own: Sequence[Account]) -> Account | None:
+    """The rank whose error the lead only passes on: it is named, and its words are quoted."""
+    if lead.finding is None:
+        return None
+    named = {rank for rank, weight in lead.named if weight >= 1}
+    for one in own:
+        if (
+            one.rank in named
+            and one.finding is not None
+            and one.finding.headline[:200] in lead.finding.headline
+        ):
+            return one
+    return None
+
+
+def _odd_last_line(alike: Sequence[Account]) -> Account | None:
+    """Of ranks that left alike without an error, the one with other last words than the rest."""
+    counted = Counter(one.last_key for one in alike)
+    usual, count = counted.most_common(1)[0]
+    odd = [one for one in alike if one.last_key != usual]
+    return odd[0] if len(odd) == 1 and count == len(alike) - 1 else None
 
 
 def _are_alike(one: Account, other: Account) -> bool:
@@ -361,14 +394,31 @@ def _others_fault(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found
                 zh=f"不确定：失败的 rank 都在等待；{listed.zh} 没有这样的错误",
             ),
         )
-    odd = _odd_one(failed)
-    if odd is not None:
+    if (
+        len(failed) == 1
+        and len(ranks) > 1
+        and all(one.of.state is WorkerState.SUCCEEDED for one in ranks if one is not failed[0])
+    ):
+        alone = failed[0]
         return (
             Verdict.SUSPECTS,
-            [odd],
+            [alone],
             Words(
-                en=f"Likely: all ranks waited in vain, and only rank {odd.rank} was at another operation or step",
-                zh=f"很可能：所有 rank 都等待超时，只有 rank {odd.rank} 处于不同的操作或步数",
+                en=f"Likely: all others had ended well when rank {alone.rank} waited for them alone: it ran more steps, or "
+                "they ran fewer",
+                zh=f"很可能：其他 rank 都已正常结束，只有 rank {alone.rank} 在等待它们：它的步数更多，或它们的更少",
+            ),
+        )
+    odd = _odd_ones(failed)
+    if odd:
+        listed = _list(odd)
+        was = "was" if len(odd) == 1 else "were"
+        return (
+            Verdict.SUSPECTS,
+            odd,
+            Words(
+                en=f"Likely: all ranks waited in vain, and only {listed.en} {was} at another operation or step: out of step",
+                zh=f"很可能：所有 rank 都等待超时，只有 {listed.zh} 处于不同的操作或步数",
             ),
         )
     return (
@@ -487,10 +537,8 @@ def _is_cause(one: Account) -> bool:
     return finding is not None and finding.role is Role.PRIMARY
 
 
-def _odd_one(failed: Sequence[Account]) -> Account | None:
-    """The one rank whose error is of another kind, or about another operation or step."""
-    if len(failed) < 3:
-        return None
+def _odd_ones(failed: Sequence[Account]) -> list[Account]:
+    """The few ranks whose error is of another kind than all others', or about another operation or step."""
     keys: tuple[Callable[[Account], str], ...] = (
         lambda one: one.finding.key if one.finding is not None else "",
         lambda one: one.finding.exact if one.finding is not None else "",
@@ -499,9 +547,9 @@ def _odd_one(failed: Sequence[Account]) -> Account | None:
         counted = Counter(key(one) for one in failed)
         usual, count = counted.most_common(1)[0]
         odd = [one for one in failed if key(one) != usual]
-        if len(odd) == 1 and count == len(failed) - 1:
-            return odd[0]
-    return None
+        if odd and len(odd) <= max(1, len(failed) // 4) and count == len(failed) - len(odd) >= 2:
+            return odd
+    return []
 
 
 def _state_of(one: Account) -> Words:

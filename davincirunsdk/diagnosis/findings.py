@@ -15,6 +15,8 @@ from davincirunsdk.diagnosis.speech import (
     is_about_waiting,
     is_carrier,
     is_hedged,
+    places_named,
+    ranks_named,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class Finding:
         carrier: Its exception class proves no fault of the rank's own.
         told: It only says that the process was asked to end.
         thread: Raised in a thread: the process lives on.
+        aside: A remark that holds beside the known error, or None.
+        naming: The line that names other ranks, or "".
     """
 
     kind: Kind
@@ -61,6 +65,8 @@ class Finding:
     carrier: bool
     told: bool
     thread: bool
+    aside: Known | None
+    naming: str
 
     @property
     def code(self) -> str:
@@ -102,6 +108,8 @@ def assess(block: Block, lines: Sequence[Line], rank: int) -> Finding:
     known = best_known(block.texts)
     chosen = _chosen(block, known[1] if known else "")
     whole = " ".join(text[:_SCANNED].strip() for text in block.said)[: 4 * _SCANNED]
+    # That a rank names itself makes no sentence one about others.
+    whole = re.sub(rf"\brank\W{{0,3}}{rank}\b", "", whole, flags=re.IGNORECASE)
     role, sure = _role(block, known[0] if known else None, whole)
     return Finding(
         kind=block.kind,
@@ -118,7 +126,21 @@ def assess(block: Block, lines: Sequence[Line], rank: int) -> Finding:
         carrier=is_carrier(block.said[-1]),
         told=is_about_being_told(" ".join(block.said[-2:])),
         thread=block.thread,
+        aside=_aside(block),
+        naming=_naming(block, rank),
     )
+
+
+def _aside(block: Block) -> Known | None:
+    return next((known for known, _ in fragments_in(block.texts) if known.aside), None)
+
+
+def _naming(block: Block, rank: int) -> str:
+    for text in block.texts[:200]:
+        named, _ = ranks_named(text[:_SCANNED])
+        if any(other != rank for other in named) or places_named(text):
+            return text.strip()
+    return ""
 
 
 def _chosen(block: Block, known_line: str) -> str:
@@ -167,7 +189,7 @@ def best_known(texts: Sequence[str]) -> tuple[Known, str] | None:
             at = lowered.find(parts[0])
             if at < 0 or not all(part in lowered for part in parts):
                 continue
-            if not known.hedged and is_hedged(text, at):
+            if known.aside or (not known.hedged and is_hedged(text, at)):
                 continue
             found.append(((known.vague, _weight(known), index, row + 1), known, text))
     if not found:
@@ -177,16 +199,20 @@ def best_known(texts: Sequence[str]) -> tuple[Known, str] | None:
 
 
 def _weight(known: Known) -> int:
-    if known.role is Role.PRIMARY:
+    if known.overrides:
         return 0
+    if known.role is Role.PRIMARY:
+        return 5 if known.mild else 2 if known.broad else 1
     if known.names:
-        return 1
-    return 2 if known.role is Role.UNKNOWN else 3
+        return 3
+    return 4 if known.role is Role.UNKNOWN else 6
 
 
 def _role(block: Block, known: Known | None, said: str) -> tuple[Role, bool]:
     about_others = is_about_waiting(said)
     if known is not None:
+        if known.mild:
+            return (Role.SECONDARY, False) if about_others else (Role.PRIMARY, False)
         if known.role is Role.PRIMARY:
             return Role.PRIMARY, True
         if (known.vague and known.role is not Role.SECONDARY) or known.code == "EH9999":
@@ -208,12 +234,8 @@ def _role(block: Block, known: Known | None, said: str) -> tuple[Role, bool]:
 
 
 def _reason(block: Block) -> str:
-    for text in block.texts[:120]:
-        if is_advice(text):
-            continue
-        if (found := _REASON.search(text[:_SCANNED])) is not None:
-            return found[1].strip(" .")
-    for text in block.texts[:120]:
-        if not is_advice(text) and (found := _OPERATOR.search(text[:_SCANNED])) is not None:
-            return f"operator {found[1]}"
-    return ""
+    told = [text[:_SCANNED] for text in block.texts[:120] if not is_advice(text)]
+    reason = next((found[1].strip(" .") for text in told if (found := _REASON.search(text))), "")
+    operator = next((found[1] for text in told if (found := _OPERATOR.search(text))), "")
+    parts = [reason, f"operator {operator}" if operator and operator not in reason else ""]
+    return "; ".join(part for part in parts if part)

@@ -58,6 +58,10 @@ class Known:
         link: It is about a connection between two ends, either of which may be at fault.
         hedged: Its own words sound like advice ("maybe ...") and are a finding all the same.
         names: The lines around it name the culprit: the row is worth more than others of its role.
+        broad: A cause that says less than another cause beside it.
+        mild: It helps to understand, but whose fault it is the sentence says, not the row.
+        overrides: Whatever else its line says, it is an effect.
+        aside: A remark that is true beside any other finding.
     """
 
     code: str = ""
@@ -72,6 +76,10 @@ class Known:
     link: bool = False
     hedged: bool = False
     names: bool = False
+    broad: bool = False
+    mild: bool = False
+    overrides: bool = False
+    aside: bool = False
 
     @property
     def label(self) -> str:
@@ -100,6 +108,7 @@ def _code(
     vague: bool = False,
     link: bool = False,
     hedged: bool = False,
+    broad: bool = False,
 ) -> Known:
     return Known(
         code=code,
@@ -112,6 +121,7 @@ def _code(
         vague=vague,
         link=link,
         hedged=hedged,
+        broad=broad,
     )
 
 
@@ -127,6 +137,9 @@ def _text(
     link: bool = False,
     hedged: bool = False,
     names: bool = False,
+    mild: bool = False,
+    overrides: bool = False,
+    aside: bool = False,
 ) -> Known:
     return Known(
         fragments=tuple(
@@ -143,6 +156,9 @@ def _text(
         link=link,
         hedged=hedged,
         names=names,
+        mild=mild,
+        overrides=overrides,
+        aside=aside,
     )
 
 
@@ -300,13 +316,13 @@ _CANN = (
     _code("EH9999", "AscendCL", S, _w("AscendCL failed, often while waiting for a stream", "AscendCL 失败，常见于流同步"),
           _w("an operator before it, or another rank, failed first", "之前的算子或其他 rank 先失败"), _ABOVE, "faultdiag",
           vague=True),
-    _code("EZ9999", "operators", P, _w("an AI Core operator failed", "AI Core 算子执行失败"), _NOTHING, _OPERATOR, "faultdiag"),
-    _code("EZ9903", "operators", P, _w("an AI Core exception", "AI Core 异常"), _NOTHING, _OPERATOR, "faultdiag"),
+    _code("EZ9999", "operators", P, _w("an AI Core operator failed", "AI Core 算子执行失败"), _NOTHING, _OPERATOR, "faultdiag", broad=True),
+    _code("EZ9903", "operators", P, _w("an AI Core exception", "AI Core 异常"), _NOTHING, _OPERATOR, "faultdiag", broad=True),
     _code("E89999", "operators", P, _w("the operator library failed (tiling)", "算子库失败（tiling）"), _NOTHING, _OPERATOR,
-          "faultdiag"),
+          "faultdiag", broad=True),
     _code("E30008", "AI CPU", P, _w("an AI CPU operator timed out, typically GetNext", "AI CPU 算子超时，通常是 GetNext"),
           _w("data comes too slowly or not at all", "数据加载过慢或中断"), _DATA, "faultdiag"),
-    _code("E39999", "AI CPU", P, _w("an AI CPU operator failed", "AI CPU 算子执行失败"), _NOTHING, _OPERATOR, "faultdiag"),
+    _code("E39999", "AI CPU", P, _w("an AI CPU operator failed", "AI CPU 算子执行失败"), _NOTHING, _OPERATOR, "faultdiag", broad=True),
     _code("E19999", "graph engine", U, _w("an internal error of the graph engine", "图引擎内部错误"), _NOTHING, _ABOVE,
           "faultdiag", vague=True),
 )  # fmt: skip
@@ -404,6 +420,14 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("HCCL", P, _w("the TLS switch differs between ranks", "各 rank 的 TLS 开关不一致"), _NOTHING,
           _w("make it equal on every node (hccn_tool -tls)", "在所有节点上保持一致（hccn_tool -tls）"), "faultdiag",
           "some ranks tlsstatus are inconsistent"),
+    _text("host", P, _w("a library finds no room for its thread-local data", "静态 TLS 空间不足"),
+          _w("the order in which libraries are loaded", "库的加载顺序"),
+          _w("import that library first, or put it into LD_PRELOAD", "先导入该库，或将其加入 LD_PRELOAD"), "host",
+          "static tls block"),
+    _text("driver", P, _w("NPU memory is used up", "NPU 内存不足"),
+          _w("the batch or model part is too large, or a leftover process holds memory",
+             "batch 或模型切分过大，或有残留进程占用内存"), _MEMORY, "faultdiag",
+          "npu out of memory", "outofmemoryerror", "allocate continuous memory failed", "devmemallochugepagemanaged failed"),
     _text("host", P, _w("the host or container ran out of memory", "主机或容器内存不足"),
           _w("the container's limit, or data workers", "容器内存限制，或数据加载进程"),
           _w("raise the container's limit, or use fewer data workers and a smaller cache",
@@ -413,7 +437,7 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("driver", P, _w("NPU memory is used up", "NPU 内存不足"),
           _w("the batch or model part is too large, or a leftover process holds memory",
              "batch 或模型切分过大，或有残留进程占用内存"), _MEMORY, "faultdiag",
-          "npu out of memory", "allocate continuous memory failed", "devmemallochugepagemanaged failed", "out of memory"),
+          "out of memory"),
     _text("driver", P, _w("the device lost its heartbeat", "设备心跳丢失"), _HARDWARE, _DEVICE, "faultdiag",
           "device lost heartbeat", "device lost heartbeart"),
     _text("driver", P, _w("device memory has an error", "设备内存错误"), _w("hardware", "硬件故障"),
@@ -427,7 +451,7 @@ FRAGMENTS: tuple[Known, ...] = (
           "reason=[link error]", link=True),
     _text("torch_npu", S, _w("the device was stopped by force", "设备被强制停止"),
           _w("another rank failed, and the framework asked for it", "其他 rank 失败后框架要求停止"),
-          _w("look for the rank that failed first", "查看最先失败的 rank"), "torch_npu", "force stop", "suspect remote"),
+          _w("look for the rank that failed first", "查看最先失败的 rank"), "torch_npu", "force stop", "suspect remote", overrides=True),
     _text("data", P, _w("data comes too slowly or not at all", "数据加载过慢或中断"),
           _w("slow storage, or a data worker that died", "存储过慢或数据进程退出"), _DATA, "faultdiag",
           ("it takes more than", "seconds to fetch a batch"), ("getnext", "timeout"), ("getnext", "timed out"),
@@ -441,11 +465,14 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("operators", P, _w("a kernel's binary is not installed for this chip", "未安装该芯片的算子二进制"),
           _w("the kernels package is missing or is for another chip", "缺少 kernels 包或型号不符"),
           _w("install CANN's kernels package for this chip and version", "安装与芯片和版本匹配的 CANN kernels 包"), "host",
-          ("kernel", "binary", "not found"), ("binary_info_config.json", "not exist"), ("opp_kernel", "not"),
+          ("kernel", "binary", "not found"), ("can not find", "kernel"), ("kernel binary", "failed"), ("binary_info_config.json", "not exist"), ("opp_kernel", "not"),
           ("kernel bin", "not found"), ("op binary", "not found")),
     _text("operators", P, _w("an operator failed on the device", "算子在设备上执行失败"), _NOTHING, _OPERATOR, "faultdiag",
           ("aicore kernel execute failed", "fault kernel_name"), "aicore kernel execute failed",
-          "aicpu kernel execute failed", "vector core exception", "aicore exception"),
+          "aicpu kernel execute failed", "vector core exception", "aicore exception",
+          ("aicore", "times out"), ("aicore", "timeout"), ("aicpu", "exception"), "error code is 507014",
+          "error code is 507015", "error code is 507017", "error code is 507018", "error code is 507034",
+          "error code is 507035"),
     _text("host", P, _w("shared memory is full", "共享内存已满"), _w("/dev/shm is too small", "/dev/shm 太小"),
           _w("enlarge /dev/shm (docker --shm-size), or use fewer data workers",
              "增大 /dev/shm（docker --shm-size），或减少数据进程"), "host",
@@ -455,10 +482,6 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("host", P, _w("a disk is full", "磁盘已满"), _NOTHING,
           _w("free space, or write elsewhere (df -h, df -i)", "释放空间或换路径（df -h、df -i）"), "host",
           "no space left on device", "disk quota exceeded"),
-    _text("host", P, _w("a library finds no room for its thread-local data", "静态 TLS 空间不足"),
-          _w("the order in which libraries are loaded", "库的加载顺序"),
-          _w("import that library first, or put it into LD_PRELOAD", "先导入该库，或将其加入 LD_PRELOAD"), "host",
-          "static tls block"),
     _text("host", P, _w("the system's C or C++ library is older than a package needs", "系统 C/C++ 库版本过低"), _NOTHING,
           _w("use the image or package version that fit each other", "使用互相匹配的镜像与软件包版本"), "host",
           ("version `glibc", "not found"), ("version `cxxabi", "not found"), ("version `glibcxx", "not found")),
@@ -468,14 +491,14 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("host", P, _w("a limit of the system is reached", "达到系统限制"), _NOTHING,
           _w("raise it: ulimit -n, ulimit -u, the container's pids limit", "提高限制：ulimit -n、ulimit -u、容器 pids 限制"), "host",
           "too many open files", "can't start new thread", "resource temporarily unavailable"),
-    _text("arguments", P, _w("the script does not know an argument that its launcher passes", "脚本不认识启动器传入的参数"),
+    _text("arguments", P, _w("the script does not know an option that its launcher passes", "脚本不认识启动器传入的参数"),
           _w("launchers pass --local-rank or --local_rank", "启动器传入 --local-rank 或 --local_rank"),
           _w("accept it in the script, or read LOCAL_RANK from the environment", "在脚本中接受该参数，或从环境变量读取 LOCAL_RANK"),
           "faultdiag", ("unrecognized arguments", "local-rank"), ("unrecognized arguments", "local_rank"),
           ("unrecognized arguments", "rank_id"), ("unrecognized arguments", "node_rank"),
           ("unrecognized arguments", "device_id")),
     _text("arguments", P, _w("the command line is wrong", "命令行参数有误"), _NOTHING,
-          _w("correct the argument that the message names", "修正提示中的参数"), "faultdiag",
+          _w("correct the option or argument that the message names", "修正提示中的参数"), "faultdiag",
           "torchrun: error: unrecognized arguments:", "launch.py: error:", ("argument --node_rank", "invalid int value"),
           "error: unrecognized arguments", "error: the following arguments are required"),
     _text("host", P, _w("the host's operating system is in trouble", "主机操作系统异常"), _NOTHING,
@@ -491,6 +514,34 @@ FRAGMENTS: tuple[Known, ...] = (
              "各节点或脚本中的 WORLD_SIZE、进程数不一致"),
           _w("make world size and number of workers equal everywhere", "使 world size 与进程数处处一致"), "host",
           ("world_size", "worker_count", "barrier"), ("world size", "worker count"), ("store", "world_size", "worker_count")),
+
+    # What any program can meet: whose fault it is, the sentence says.
+    _text("Python", P, _w("a module is missing from this worker's Python environment", "该进程的 Python 环境缺少模块"),
+          _w("another environment, or a package that is not on this node", "环境不对，或该节点没有安装"),
+          _w("install it (pip install ...) in the environment that the worker runs in, on every node",
+             "在进程所用的环境中安装（pip install ...），每个节点都要"), "host",
+          "modulenotfounderror", "no module named", mild=True),
+    _text("Python", P, _w("the script cannot be opened", "脚本无法打开"),
+          _w("its path is seen from the work folder", "路径相对于工作目录"),
+          _w("check the script path and --work-dir", "检查脚本路径与 --work-dir"), "host",
+          "can't open file", mild=True),
+    _text("shell", P, _w("a command that the script calls is not there", "脚本调用的命令不存在"), _NOTHING,
+          _w("install it, or put its folder on PATH", "安装它，或将其目录加入 PATH"), "host",
+          "command not found", (": not found", "sh: "), mild=True),
+    _text("host", P, _w("a file or folder may not be used by this user", "当前用户无权使用该文件或目录"), _NOTHING,
+          _w("check owner and permissions of the path, or write elsewhere", "检查路径的属主与权限，或换路径"), "host",
+          "permission denied", "operation not permitted", mild=True),
+    _text("host", P, _w("a file or folder is not there", "文件或目录不存在"), _NOTHING,
+          _w("check the path: it exists and is mounted on this node, and is seen from the work folder",
+             "检查路径：在该节点存在且已挂载，相对路径以工作目录为准"), "host",
+          "no such file or directory", "filenotfounderror", mild=True),
+    _text("host", P, _w("a file is damaged or was not written completely", "文件损坏或未写完"), _NOTHING,
+          _w("write or copy it anew", "重新生成或复制该文件"), "host",
+          "unpicklingerror", "ran out of input", "invalid load key", "badzipfile", "unexpected eof",
+          "safetensorerror", mild=True),
+    _text("torch", P, _w("the checkpoint does not fit the model", "检查点与模型不匹配"), _NOTHING,
+          _w("use the configuration that the checkpoint was written with", "使用与检查点一致的配置"), "host",
+          "error(s) in loading state_dict", ("size mismatch for", "checkpoint"), mild=True),
 
     # Kinds that HCCL writes into its own log from CANN 8.5 on.
     _text("HCCL", P, _w("HCCL refused a setting", "HCCL 拒绝了某项配置"), _NOTHING, _CORRECT, "hccl",
@@ -531,7 +582,8 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("torch_npu", U, _w("the NPU reports errors late, so the stack may point at a later line",
                              "NPU 错误是异步上报的，堆栈可能指向更晚的代码行"), _NOTHING,
           _w("rerun with ASCEND_LAUNCH_BLOCKING=1 to find the true place", "用 ASCEND_LAUNCH_BLOCKING=1 重跑以定位真实位置"),
-          "faultdiag", "kernel errors might be asynchronously reported", "ascend_launch_blocking", vague=True, hedged=True),
+          "faultdiag", "kernel errors might be asynchronously reported", "ascend_launch_blocking", vague=True, hedged=True,
+          aside=True),
 )  # fmt: skip
 """Most specific first: of two rows that fit one line equally well, the earlier is taken."""
 
@@ -565,7 +617,7 @@ TORCH_KINDS = {
     "999": _w("exception", "异常"),
 }
 
-_CANN_CODE = re.compile(r"(?<![\w/.-])(E[A-Z0-9]\d{4})(?=[):/\]]|$)", re.ASCII)
+_CANN_CODE = re.compile(r"(?<![\w/.-])(E[A-Z0-9]\d{4})(?=[):/\]\[]|$)", re.ASCII)
 _TORCH_CODE = re.compile(r"(?<!\w)ERR(\d{2})(\d{3})(?!\w)", re.ASCII)
 _NO_CAUSE = "99999"
 """torch_npu prints it for every exception that is not its own."""

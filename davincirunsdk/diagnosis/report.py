@@ -9,7 +9,6 @@ from davincirunsdk.diagnosis.conclusion import compact
 from davincirunsdk.diagnosis.exits import explain_exit, name_exit
 from davincirunsdk.diagnosis.knowledge import Role
 from davincirunsdk.diagnosis.layout import (
-    LABEL,
     WIDTH,
     common_indent,
     decisive,
@@ -62,6 +61,8 @@ _LABELS_ZH = {
     "clocks": "时钟",
     "first line": "首个错误",
     "stopped": "停止原因",
+    "names": "指向",
+    "note": "注意",
 }
 
 
@@ -306,6 +307,8 @@ class _Writer:
         known = finding.known
         if finding.reason and finding.reason not in " ".join(finding.quotes):
             rows += self.field("reason", finding.reason, 4)
+        if finding.naming and finding.naming not in " ".join(finding.quotes[:1]) and not self.sure:
+            rows += self.field("names", finding.naming, 3)
         if finding.vague and one.earlier and one.earlier != finding.headline:
             when = ""
             if one.earlier_time is not None and one.of.ended is not None:
@@ -326,6 +329,9 @@ class _Writer:
             if known.cause.en and not finding.reason:
                 rows += self.field("usual cause", known.cause.text(self.lang))
             rows += self.field("to do", known.remedy.text(self.lang))
+        if finding.aside is not None:
+            rows += self.field("note", finding.aside.meaning.text(self.lang))
+            rows += self.field("", finding.aside.remedy.text(self.lang))
         return rows
 
     def _quoted(self, room: int) -> list[str]:
@@ -355,9 +361,7 @@ class _Writer:
             return []
         rows: list[str] = []
         for one in self.conclusion.named[:6]:
-            rows.append(
-                label(self.key("suspects") if not rows else "") + shorten(self._state(one), WIDTH - LABEL)
-            )
+            rows += self.field("suspects" if not rows else "", self._state(one), 3)
             rows.append(label("") + shorten(str(one.of.log_path), _LONGEST_PATH))
         return rows
 

@@ -19,7 +19,7 @@ _PEER = re.compile(
     r"\bpeers?\b|\bremote\b|\b(?:an)?other (?:end|rank|process|worker|node|host|side|party|trainer|member|proc)\w*|"
     r"\b(?:one|some|all|not all|every) (?:of the )?(?:other )?(?:rank|process|worker|node|client|agent|member|participant)\w*|"
     r"\b(?:rank|worker|node|agent|participant|process)s?[ _#:\[(]*\d+|heartbeat|\bclients?\b|\b(?:local |main |group )?leader\b|"
-    r"\bmaster\b|\bcoordinator\b|\bchief\b|对端|其他|对方|主节点|主进程|心跳",
+    r"\bmaster\b|\bcoordinator\b|\bchief\b|\b(?:main|parent|leader|root|driver) (?:process|rank|node)\b|对端|其他|对方|主节点|主进程|心跳",
     _I,
 )
 _TOGETHER = re.compile(
