@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from davincirunsdk.manager import FMKManager
     from davincirunsdk.script.progress import progress
+    from davincirunsdk.script.record import record
     from davincirunsdk.script.stacks import register_stacks
     from davincirunsdk.types import (
         AttemptRecord,
@@ -74,6 +75,7 @@ _HOMES = {
     "WorkerState": "types",
     "WorkerStatus": "types",
     "progress": "script.progress",
+    "record": "script.record",
     "register_stacks": "script.stacks",
 }
 
@@ -104,6 +106,7 @@ __all__ = [
     "engines",
     "init_rank_table",
     "progress",
+    "record",
     "register_stacks",
     "set_random_ms_cache_dir",
     "start_and_wait_distributed_train",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import file_name
 from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve
+from davincirunsdk.diagnosis.language import choose_language
 from davincirunsdk.errors import WorkerSpawnError
 from davincirunsdk.host.claims import Claims
 from davincirunsdk.job import JobBody, log_notice
@@ -459,6 +460,9 @@ class FMKManager(JobBody):
                     began=self._began,
                     ended=now,
                     earlier=restarts.earlier[:-1] if self._stopped_in_pause else restarts.earlier,
+                    lang=choose_language(self._options.lang),
+                    look=True,
+                    kills_before=launch.memory_kills,
                 )
             )
         )

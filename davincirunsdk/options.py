@@ -51,6 +51,7 @@ class JobKeywords(TypedDict, total=False):
     progress_pattern: str | None
     report: str | os.PathLike[str] | None
     html: str | os.PathLike[str] | None
+    lang: str | None
     lost_after: float
     echo: str | None
     prefix: str
@@ -437,6 +438,7 @@ class JobOptions(Wish):
         log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
             out between; None for any number.
         report: File for the report as data, one JSON object, written when the job is over.
+        lang: Language of the report: `en`, `zh`, or `auto` for that of the locale.
         html: File for the run report, a page that opens from disk, written when the job is over.
         sample_usage: True where processor time and memory of the workers are looked at, for the run
             report; not for users to set.
@@ -484,6 +486,7 @@ class JobOptions(Wish):
     fail_fast: bool = option(True, flag)
     log_limit: int | None = option(None, number(1))
     report: Path | None = option(None, absolute)
+    lang: str = option("auto", one_of(("auto", "en", "zh")))
     html: Path | None = option(None, absolute)
     sample_usage: bool = False
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))

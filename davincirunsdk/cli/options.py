@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,6 +20,8 @@ from davincirunsdk.manifests.command import manifest_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_NO_LOGS = 3
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -112,6 +116,22 @@ class GroupedCommand(click.Command):
 
 def _option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=GroupedOption, group=group, **settings)
+
+
+def _explain(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Print the report about a job that is over, and leave."""
+    if value is None or context.resilient_parsing:
+        return
+    from davincirunsdk.diagnosis.colour import coloured
+    from davincirunsdk.diagnosis.explain import explain_folder
+
+    try:
+        report = explain_folder(Path(value), lang=context.params.get("lang"))
+    except OSError as error:
+        click.echo(f"davincirun: error: {error}", err=True)
+        context.exit(_NO_LOGS)
+    click.echo(coloured(report.text) if sys.stdout.isatty() and "NO_COLOR" not in os.environ else report.text)
+    context.exit(0)
 
 
 _OPTIONS: list[Callable[[Any], Any]] = [
@@ -331,6 +351,24 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(OUTPUT, "--quiet", is_flag=True, help="Say nothing but errors and the failure report."),
     _option(OUTPUT, "--verbose", is_flag=True, help="Say more: pids, log files, every end."),
+    _option(
+        FAILURE,
+        "--explain",
+        type=click.Path(exists=True),
+        metavar="LOGDIR",
+        expose_value=False,
+        callback=_explain,
+        help="Say why a job failed that is over, from its log folder (ours, torchrun's, msrun's) or one "
+        "log file; COMMAND is not needed.",
+    ),
+    _option(
+        FAILURE,
+        "--lang",
+        type=click.Choice(["auto", "en", "zh"]),
+        default="auto",
+        is_eager=True,
+        help="Language of the report.  [default: that of the locale]",
+    ),
     _option(
         FAILURE,
         "--report",

@@ -94,7 +94,7 @@ class Run:
         if first is not None and all(one.exit_code in (-first, 128 + first) for one in error.failures):
             # Slurm and systemd signal every process of a job: workers may have ended by it before us.
             return self._say_stopped(job, first)
-        self._words.show(str(error))
+        self._words.show_report(error.report.text)
         return error.exit_code
 
     def _say_stopped(self, job: Job, first: signal.Signals) -> int:

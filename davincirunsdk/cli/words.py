@@ -41,6 +41,14 @@ class Words:
         """Say something that stands for itself, such as the failure report."""
         self._queue.put(text.rstrip("\n") + "\n")
 
+    def show_report(self, text: str) -> None:
+        """Say a failure report, in colour on a terminal that wants it."""
+        if os.isatty(self._stream) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
+            from davincirunsdk.diagnosis.colour import coloured
+
+            text = coloured(text)
+        self.show(text)
+
     def close(self, timeout: float) -> None:
         """Wait until all is written, or nothing has moved for `timeout` seconds."""
         self._queue.put(None)

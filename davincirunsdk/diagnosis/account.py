@@ -185,7 +185,11 @@ def _recorded(evidence: RankEvidence) -> list[Line]:
     assert raised is not None
     text = raised.traceback or raised.message
     lines = cut_lines(text.encode(errors="replace"))
-    return [replace(line, time=raised.time) for line in lines]
+    moment = raised.time
+    if moment is not None and moment.is_integer():
+        # torch writes whole seconds, so the truth is up to one later.
+        moment = min(moment + 1.0, evidence.ended or moment + 1.0)
+    return [replace(line, time=moment) for line in lines]
 
 
 def _believed(line: Line, evidence: RankEvidence) -> Line:

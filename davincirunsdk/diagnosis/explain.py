@@ -125,6 +125,8 @@ def _of_ours(path: Path) -> tuple[str, dict[int, _Found]]:
         found = jobs.setdefault(match["job"], {}).setdefault(int(match["rank"]), _Found())
         found.files.append(file)
         found.device = int(match["device"])
+        error = file.with_name(f"{file.stem}-error.json")
+        found.error_file = error if error.is_file() else None
         newest[match["job"]] = max(newest.get(match["job"], 0.0), file.stat().st_mtime)
     if not jobs:
         return path.name, {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from davincirunsdk import __version__
 from davincirunsdk.cluster import file_name
 from davincirunsdk.concurrency import Patience, in_thread, resolve, shield
+from davincirunsdk.diagnosis.language import choose_language
 from davincirunsdk.engines.joint import judge, table_of
 from davincirunsdk.engines.messages import NodePlan
 from davincirunsdk.engines.node import Member, NodeLostError
@@ -349,7 +350,15 @@ class NodesManager(JobBody):
     async def _judge(self, waits: Patience) -> RunResult:
         # In a thread: with thousands of workers it would hold up the loop that we are a guest in.
         return await waits.wait(
-            in_thread(lambda: judge(self._members, self._troubled, job_id=self._job_id, began=self._began))
+            in_thread(
+                lambda: judge(
+                    self._members,
+                    self._troubled,
+                    job_id=self._job_id,
+                    began=self._began,
+                    lang=choose_language(self._options.lang),
+                )
+            )
         )
 
     def _names(self) -> dict[int, str]:

@@ -19,12 +19,14 @@ class WorkerSeen:
         auxiliary: True for a process that serves the ranks and is none itself.
         tail: Its last output, some 64 KiB.
         times: Pairs of a number of bytes of the tail and the wall-clock second when so many had come.
+        plog_root: Folder of CANN's own logs of it, "" for the usual one.
     """
 
     status: WorkerStatus
     auxiliary: bool
     tail: bytes
     times: tuple[tuple[int, float], ...]
+    plog_root: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Seen:
         stop_wanted: Wall-clock second in which somebody first asked for the end, None before.
         stop_began: Wall-clock second of the first SIGTERM, None before.
         leftovers: Processes that outlived their workers.
+        memory_kills: The kernel's count of kills for memory here before the start, None if unknown.
     """
 
     workers: tuple[WorkerSeen, ...]
@@ -46,3 +49,4 @@ class Seen:
     stop_began: float | None
     stop_wanted: float | None = None
     leftovers: tuple[Leftover, ...]
+    memory_kills: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk.supervision.cause import (
@@ -26,8 +27,6 @@ from davincirunsdk.types import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from davincirunsdk.cluster import Cluster
     from davincirunsdk.diagnosis.evidence import End, Evidence, RankEvidence
     from davincirunsdk.supervision.seen import Seen, WorkerSeen
@@ -61,8 +60,9 @@ def judge(
     began: float,
     ended: float,
     lang: str = "en",
-    facts: tuple[str, ...] = (),
     earlier: tuple[AttemptRecord, ...] = (),
+    look: bool = False,
+    kills_before: int | None = None,
 ) -> RunResult:
     """Say how a job ended, or that it failed while others go on.
 
@@ -74,8 +74,9 @@ def judge(
         began: Wall-clock second of the job's start.
         ended: Of its end, or of now.
         lang: Language of the report, `en` or `zh`.
-        facts: Findings about this machine, each a sentence.
         earlier: The attempts before this one.
+        look: Look also at what files of CANN, the kernel and the machine say, for 2 s at most.
+        kills_before: The kernel's count of kills for memory here before the start, None if unknown.
 
     Returns:
         The result, with the report unless all went well.
@@ -86,9 +87,10 @@ def judge(
     report: FailureReport | None = None
     accounts = b""
     if isinstance(seen.cause, InternalError) or not well:
-        facts = (*facts, *(f"{attempt}." for attempt in earlier))
         try:
-            report, accounts = _report(seen, job_id, log_dir, cluster, lang, facts, len(earlier))
+            report, accounts = _report(
+                seen, job_id, log_dir, cluster, lang, earlier, look=look, kills_before=kills_before
+            )
         except (ImportError, OSError) as error:
             # The package was moved or upgraded while the job ran, before it was loaded as a whole.
             report = _plain_report(seen, cluster, str(error))
@@ -143,14 +145,25 @@ def _report(
     log_dir: Path,
     cluster: Cluster,
     lang: str,
-    facts: tuple[str, ...],
-    attempt: int,
+    earlier: tuple[AttemptRecord, ...],
+    *,
+    look: bool,
+    kills_before: int | None,
 ) -> tuple[FailureReport, bytes]:
     # Loaded where it is needed: most jobs end well.
     from davincirunsdk.diagnosis.judge import read_accounts, report_on
     from davincirunsdk.diagnosis.parcel import pack
 
-    evidence = replace(_evidence(seen, job_id, log_dir, cluster, lang, facts), attempt=attempt)
+    evidence = replace(
+        _evidence(seen, job_id, log_dir, cluster, lang),
+        attempt=len(earlier),
+        facts=tuple(f"{attempt}." for attempt in earlier),
+    )
+    if look and seen.failed:
+        from davincirunsdk.diagnosis.surroundings import look_around
+
+        roots = {worker.status.rank: Path(worker.plog_root) for worker in seen.workers if worker.plog_root}
+        evidence = look_around(evidence, kills_before=kills_before, plog_roots=roots)
     read = read_accounts(evidence)
     return report_on(evidence, read), pack(read) if len(cluster.nodes) > 1 else b""
 
@@ -238,9 +251,7 @@ def choose_exit_code(report: FailureReport | None, state: JobState) -> int:
     return report.exit_code
 
 
-def _evidence(
-    seen: Seen, job_id: str, log_dir: Path, cluster: Cluster, lang: str, facts: tuple[str, ...]
-) -> Evidence:
+def _evidence(seen: Seen, job_id: str, log_dir: Path, cluster: Cluster, lang: str) -> Evidence:
     from davincirunsdk.diagnosis.evidence import Evidence
 
     end, reason = _why(seen)
@@ -253,7 +264,6 @@ def _evidence(
         reason=reason,
         odd=seen.cause.ranks if isinstance(seen.cause, Stalled) else (),
         leftovers=seen.leftovers,
-        facts=facts,
         lang=lang,
     )
 
