@@ -184,6 +184,10 @@ def _recorded(evidence: RankEvidence) -> list[Line]:
     raised = evidence.raised
     assert raised is not None
     text = raised.traceback or raised.message
+    last = text.strip().rpartition("\n")[2].encode(errors="replace")
+    if last and last in evidence.output:
+        # It has printed the same: nothing is to be added.
+        return []
     lines = cut_lines(text.encode(errors="replace"))
     moment = raised.time
     if moment is not None and moment.is_integer():
@@ -301,11 +305,11 @@ def _named(
 
 
 def _excerpt(lines: Sequence[Line], block: Block | None) -> tuple[str, ...]:
-    texts = [line.text for line in lines]
+    texts = _without_ours([line.text for line in lines])
     if block is None or block.kind is Kind.WORDS:
         return tuple(texts[-_LAST_LINES - 8 :])
-    cut = list(block.texts)
-    after = texts[block.last + 1 : block.last + 1 + _LAST_LINES]
+    cut = _without_ours(block.texts)
+    after = _without_ours([line.text for line in lines[block.last + 1 : block.last + 1 + _LAST_LINES]])
     if len(cut) > _KEPT_LINES - 6:
         said = set(block.said)
         ends = [index for index, text in enumerate(cut) if text.strip() in said or text in said]
@@ -317,8 +321,24 @@ def _excerpt(lines: Sequence[Line], block: Block | None) -> tuple[str, ...]:
         left = len(cut) - len(head) - len(tail) - len(firsts)
         cut = [*head, *firsts, *([f"... {left} more lines in the log ..."] if left > 0 else []), *tail]
     room = max(4, _KEPT_LINES - len(cut))
-    before = texts[max(0, block.first - 2) : block.first]
+    before = [line.text for line in lines[max(0, block.first - 2) : block.first]]
     return (*before, *cut, *after[: min(room, _LAST_LINES)])
+
+
+def _without_ours(texts: Sequence[str]) -> list[str]:
+    """Leave out frames of this package, which `record` puts into a script's traceback."""
+    kept: list[str] = []
+    skipping = False
+    for text in texts:
+        bare = text.lstrip()
+        if bare.startswith('File "'):
+            skipping = "/davincirunsdk/" in bare
+            depth = len(text) - len(bare)
+        elif skipping and len(text) - len(bare) <= depth:
+            skipping = False
+        if not skipping:
+            kept.append(text)
+    return kept
 
 
 def _foreign_signal(evidence: RankEvidence) -> signal.Signals | None:

@@ -27,7 +27,6 @@ import anyio
 
 from davincirunsdk.concurrency import Patience, in_thread_or_here
 from davincirunsdk.errors import WorkerSpawnError, explain
-from davincirunsdk.host.memory import memory_kills
 from davincirunsdk.leftovers.ending import Ending
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.pass_on import pass_on, reached_by_sender
@@ -154,7 +153,6 @@ class Attempt:
         self._stop_began: float | None = None
         self._stop_ordered = False
         self._stop_wanted: float | None = None
-        self._memory_kills = memory_kills()
         self._deadline = math.inf
         self._leftovers: tuple[Leftover, ...] = ()
         # Of the clock of `MarkedProcess.started`, which counts in ticks.
@@ -215,7 +213,6 @@ class Attempt:
             stop_began=self._stop_began,
             stop_wanted=self._stop_wanted,
             leftovers=self._leftovers,
-            memory_kills=self._memory_kills,
         )
 
     async def run(self, *, started: Callable[[], None], decided: Callable[[], Awaitable[None]]) -> None:

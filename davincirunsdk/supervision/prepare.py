@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from davincirunsdk.cluster import WorkerSpec, file_name
 from davincirunsdk.environment.worker import folders_of, scheduler_environment, worker_environment
 from davincirunsdk.errors import PlatformError, WorkerSpawnError, explain
+from davincirunsdk.host.memory import memory_kills
 from davincirunsdk.host.ports import free_port
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
@@ -61,6 +62,7 @@ class Preparation:
         job_id: First part of the log files' names.
         mark: What marks every process of the job.
         log_dir: Folder of the log files.
+        memory_kills: The kernel's count of kills for memory here, None if unknown.
         events: The file for the job's events, open.
         first: What the first attempt starts.
     """
@@ -72,6 +74,7 @@ class Preparation:
     job_id: str
     mark: str
     log_dir: Path
+    memory_kills: int | None
     events: LogFile
     first: Launch
 
@@ -182,6 +185,7 @@ def prepare(
         job_id=job_id,
         mark=mark,
         log_dir=log_dir,
+        memory_kills=memory_kills(),
         events=events,
         first=Launch(specs=specs, files=tuple(files)),
     )

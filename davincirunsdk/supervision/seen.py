@@ -40,7 +40,6 @@ class Seen:
         stop_wanted: Wall-clock second in which somebody first asked for the end, None before.
         stop_began: Wall-clock second of the first SIGTERM, None before.
         leftovers: Processes that outlived their workers.
-        memory_kills: The kernel's count of kills for memory here before the start, None if unknown.
     """
 
     workers: tuple[WorkerSeen, ...]
@@ -49,4 +48,3 @@ class Seen:
     stop_began: float | None
     stop_wanted: float | None = None
     leftovers: tuple[Leftover, ...]
-    memory_kills: int | None = None
