@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,33 @@ def write_report(path: Path, result: RunResult) -> None:
         OSError: It cannot be written.
     """
     write_whole(path, json.dumps(report_data(result), ensure_ascii=False) + "\n")
+
+
+def run_at_end(command: str, result: RunResult) -> str:
+    """Run the user's command that is to follow a job.
+
+    Args:
+        command: As on a command line; no shell sees it.
+        result: How the job ended.
+
+    Returns:
+        What went wrong, "" when nothing did.
+    """
+    from davincirunsdk.supervision.hook import run_hook
+
+    data = report_data(result)
+    with tempfile.TemporaryDirectory(prefix="davincirun-end-") as folder:
+        report = Path(folder) / "report.json"
+        try:
+            report.write_text(json.dumps(data, ensure_ascii=False) + "\n", errors="backslashreplace")
+        except OSError as error:
+            return f"the report for it cannot be written: {error}"
+        variables = {
+            "DAVINCIRUN_VERDICT": str(data["verdict"]),
+            "DAVINCIRUN_EXIT_CODE": str(result.exit_code),
+            "DAVINCIRUN_REPORT": str(report),
+        }
+        return run_hook(shlex.split(command), variables)
 
 
 def write_page(path: Path, events: Path) -> None:

@@ -450,6 +450,9 @@ class JobBody(ABC):
         """Run, judge, and end what leaves the job, in this order, whatever each of them raises."""
         waits = Patience(self._request_stop)
         cancellation: asyncio.CancelledError | None = None
+        metrics = None
+        if self._options.metrics is not None:
+            metrics = asyncio.ensure_future(self._keep_metrics())
         for step in (self._run, self._conclude, self._channels.close, self._write_documents):
             try:
                 await step(waits)
@@ -460,6 +463,10 @@ class JobBody(ABC):
             except Exception as error:
                 self._note_fault(error)
         self._channels.end_readers()
+        if metrics is not None:
+            metrics.cancel()
+            await waits.until_any(metrics)
+            await waits.wait(asyncio.ensure_future(self._write_metrics()))
         if cancellation is not None:
             raise cancellation
         waits.settle()
@@ -495,22 +502,60 @@ class JobBody(ABC):
         )
 
     async def _write_documents(self, waits: Patience) -> None:
-        """Write what was asked for when all is known; a disk that refuses is said, and changes nothing."""
+        """Write what was asked for when all is known, and run the user's command; neither changes the end."""
         options, result = self._options, self._final
-        if result is None or (options.report is None and options.html is None):
+        if result is None or not (options.report or options.html or options.on_end):
             return
-        # Loaded only here: most jobs ask for neither.
+        # Loaded only here: most jobs ask for none of it.
         from davincirunsdk.documents import write_page, write_report
 
+        events = self._events_path
+        for wanted, write, source in (
+            (options.report, write_report, result),
+            (options.html, write_page, events),
+        ):
+            path = None if wanted is None or source is None else self._document(wanted)
+            if path is None:
+                continue
+            try:
+                await waits.wait(in_thread_or_here(write, path, source))
+            except (OSError, ValueError) as error:
+                logger.warning("%s cannot be written: %s", path, error)
+        if options.on_end is not None and self._document(options.default_log_dir) is not None:
+            from davincirunsdk.documents import run_at_end
+
+            if why := await waits.wait(in_thread_or_here(run_at_end, options.on_end, result)):
+                logger.warning("the command of on_end failed: %s", why)
+
+    async def _keep_metrics(self) -> None:
+        """Write the job's figures every few seconds until cancelled."""
+        from davincirunsdk.metrics import STEP
+
+        while True:
+            await self._write_metrics()
+            await asyncio.sleep(STEP)
+
+    async def _write_metrics(self) -> None:
+        path = self._options.metrics
+        if path is None:
+            return
+        from davincirunsdk.documents import write_whole
+        from davincirunsdk.metrics import openmetrics
+
+        text = openmetrics(self.job_id, self.state, self.workers, self._restart_count)
         try:
-            if options.report is not None and (path := self._document(options.report)) is not None:
-                await waits.wait(in_thread_or_here(write_report, path, result))
-            events = self._events_path
-            if options.html is not None and events is not None:
-                if (path := self._document(options.html)) is not None:
-                    await waits.wait(in_thread_or_here(write_page, path, events))
-        except (OSError, ValueError) as error:
-            logger.warning("the report cannot be written: %s", error)
+            await in_thread(write_whole, self._own_document(path), text)
+        except OSError as error:
+            logger.warning("the metrics cannot be written: %s", error)
+
+    @property
+    def _restart_count(self) -> int:
+        """How often the workers were started again so far."""
+        return 0
+
+    def _own_document(self, path: Path) -> Path:
+        """Where this process writes what each node has of its own."""
+        return path
 
     def _document(self, path: Path) -> Path | None:
         """Where this process writes a document of the whole job; None where another one writes it."""

@@ -431,13 +431,22 @@ class FMKManager(JobBody):
         look = sample(lambda: self._workers(auxiliary=False), self._channels.emit)
         return asyncio.get_running_loop().create_task(look, name="davincirun-usage")
 
+    @property
+    def _restart_count(self) -> int:
+        return len(self._restarts.earlier) if self._restarts is not None else 0
+
+    def _own_document(self, path: Path) -> Path:
+        if self._cluster is None or len(self._cluster.nodes) == 1:
+            return path
+        return path.with_name(f"{path.stem}-node-{self._cluster.node_rank}{path.suffix}")
+
     def _document(self, path: Path) -> Path | None:
         if self._cluster is None or len(self._cluster.nodes) == 1:
             return path
         if self._meeting is not None and self._meeting.joined:
             return path if self._cluster.node_rank == 0 else None
         # Nodes that were started apart may write to one folder.
-        return path.with_name(f"{path.stem}-node-{self._cluster.node_rank}{path.suffix}")
+        return self._own_document(path)
 
     async def _judge(self, waits: Patience) -> RunResult:
         launch, attempt, cluster = self._launch, self._attempt, self._cluster

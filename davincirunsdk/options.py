@@ -13,6 +13,7 @@ import difflib
 import inspect
 import math
 import os
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -52,6 +53,8 @@ class JobKeywords(TypedDict, total=False):
     report: str | os.PathLike[str] | None
     html: str | os.PathLike[str] | None
     lang: str | None
+    metrics: str | os.PathLike[str] | None
+    on_end: str | None
     lost_after: float
     echo: str | None
     prefix: str
@@ -440,6 +443,12 @@ class JobOptions(Wish):
         report: File for the report as data, one JSON object, written when the job is over.
         lang: Language of the report: `en`, `zh`, or `auto` for that of the locale.
         html: File for the run report, a page that opens from disk, written when the job is over.
+        metrics: File for figures of the job on this node in OpenMetrics text, replaced whole every 10 s:
+            state, ranks that run, restarts, step, loss and age of the last output.
+        on_end: A command that runs once when all is over, on node 0, with DAVINCIRUN_VERDICT,
+            DAVINCIRUN_EXIT_CODE and DAVINCIRUN_REPORT (a file with the report as data) in its
+            environment; it has 30 s, no shell, and no influence on the outcome. In Python the event
+            `finished` of `on_event` says the same.
         sample_usage: True where processor time and memory of the workers are looked at, for the run
             report; not for users to set.
         progress_pattern: A regular expression for lines that tell a worker's step, beside the known
@@ -488,6 +497,8 @@ class JobOptions(Wish):
     report: Path | None = option(None, absolute)
     lang: str = option("auto", one_of(("auto", "en", "zh")))
     html: Path | None = option(None, absolute)
+    metrics: Path | None = option(None, absolute)
+    on_end: str | None = option(None, _text_that(shlex.split, "notify.sh --mail me"))
     sample_usage: bool = False
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
     timeout: float | None = option(None, _positive)

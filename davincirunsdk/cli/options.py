@@ -349,6 +349,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="FILE",
         help="Write a run report, a page for a browser, when the job is over.",
     ),
+    _option(
+        OUTPUT,
+        "--metrics",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Keep figures of the job in this file as OpenMetrics text, for a node exporter.",
+    ),
     _option(OUTPUT, "--quiet", is_flag=True, help="Say nothing but errors and the failure report."),
     _option(OUTPUT, "--verbose", is_flag=True, help="Say more: pids, log files, every end."),
     _option(
@@ -368,6 +375,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         default="auto",
         is_eager=True,
         help="Language of the report.  [default: that of the locale]",
+    ),
+    _option(
+        FAILURE,
+        "--on-end",
+        metavar="COMMAND",
+        help="Run COMMAND when the job is over, with DAVINCIRUN_VERDICT, _EXIT_CODE and _REPORT set.",
     ),
     _option(
         FAILURE,

@@ -203,6 +203,8 @@ class NodesManager(JobBody):
                     display=Display(),
                     report=None,
                     html=None,
+                    metrics=None,
+                    on_end=None,
                     sample_usage=self._options.html is not None,
                 ),
                 wanted_ranks=wanted,

@@ -79,7 +79,7 @@ async def test_a_report_that_cannot_be_written_changes_nothing(
     error = await run(FAILS, report=tmp_path / "file" / "report.json")
     assert error is not None
     assert error.exit_code == 3
-    assert "the report cannot be written" in caplog.text
+    assert "report.json cannot be written" in caplog.text
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

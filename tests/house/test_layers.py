@@ -16,7 +16,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"ctl": set(), "cli": {"engines"}, "blocking": {"aio"}, "aio": set(), "engines": {"blocking"}},
     {"manager": {"engines"}},
     {"job": set()},
-    {"channels": set(), "documents": set()},
+    {"channels": set(), "documents": set(), "metrics": set()},
     {"options": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
     {"diagnosis": set(), "manifests": set(), "environment": set()},
