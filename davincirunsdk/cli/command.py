@@ -43,7 +43,7 @@ _DESCRIPTORS = 1 << 16
 """Files that we want to be able to open; programs that go through all they might have open bear so many."""
 
 _OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
-_ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr")
+_ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr", "devices", "wait_devices")
 
 _EXAMPLES = """\b
 Examples:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from hosts import Host, two_hosts
+from hosts import Host, ip, two_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,8 +59,9 @@ def launch(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # gloo would give its peers the address of the host's name, which is that of no cable.
-            env={**os.environ, "GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1", "GLOG_v": "3"},
+            # No GLOO_SOCKET_IFNAME: without ours, gloo would give its peers the address of the host's name,
+            # which is that of no cable.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOG_v": "3"},
         )
         for node_rank, host in enumerate(hosts)
     ]  # fmt: skip
@@ -160,3 +161,22 @@ def test_a_node_rank_that_does_not_exist_starts_nothing(hosts: tuple[Host, Host]
     assert done.returncode == 3, done.stderr
     assert "node rank 2 of 2 nodes" in done.stderr
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.timeout(60)
+def test_the_interface_between_the_hosts_is_found(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """Beside a second network, each host names the interface by which the other is reached, and says why."""
+    for host in hosts:
+        # A bridge without ports: an interface with an address that leads nowhere.
+        ip("-n", host.name, "link", "add", "aaa0", "type", "bridge")
+        ip("-n", host.name, "addr", "add", "10.88.0.1/24", "dev", "aaa0")
+        ip("-n", host.name, "link", "set", "aaa0", "up")
+    names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "HCCL_IF_IP")
+    program = f"import os; print(*(os.environ.get(name) for name in {names}))"
+    ended = launch(hosts, tmp_path, [sys.executable, "-c", program], options=("--verbose",), timeout=50)
+    for host, end in zip(hosts, ended, strict=True):
+        assert end.exit_code == 0, end.stderr
+        shown = {line.split("] ", 1)[1] for line in end.stdout.splitlines()}
+        assert shown == {f"{host.interface} {host.interface} {host.interface} {host.address}"}
+        why = f"network interface: {host.interface} ({host.address}), from the way to {hosts[0].address}\n"
+        assert why in end.stderr, end.stderr
