@@ -329,17 +329,14 @@ def describe(silent: float, workers: Sequence[Worker], stacks: Stacks, stopped: 
 
 
 def _places(stacks: Stacks, odd: Sequence[int]) -> list[str]:
-    """Say in a clause for each group where it is, those that are not with the others first."""
-    clauses = []
-    groups = sorted(stacks.groups, key=lambda group: group[0].rank not in odd)
-    for group in groups[:4]:
-        first = group[0]
-        verb = "are" if len(group) > 1 else "is"
-        where = f"in {first.frames[0]}" if first.frames else first.state
-        clauses.append(f"{join_ranks(worker.rank for worker in group)} {verb} {where}")
-    if len(groups) > 4:
-        clauses.append(f"{len(groups) - 4} more places")
-    return clauses
+    """Say in a clause for each place who is there, those that are not with the others first."""
+    places: dict[str, list[int]] = {}
+    for worker in stacks.workers:
+        where = f"in {worker.frames[0]}" if worker.frames else worker.state
+        places.setdefault(where, []).append(worker.rank)
+    order = sorted(places.items(), key=lambda item: (not set(item[1]) & set(odd), -len(item[1])))
+    clauses = [f"{join_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'} {where}" for where, ranks in order]
+    return clauses[:4] + ([f"{len(clauses) - 4} more places"] if len(clauses) > 4 else [])
 
 
 def _odd(stacks: Sequence[WorkerStack]) -> tuple[int, ...]:

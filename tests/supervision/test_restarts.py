@@ -51,7 +51,13 @@ async def run(words: str, *, ranks: int = 2, **keywords: object) -> tuple[FMKMan
 
 async def test_a_failure_that_a_restart_cures(job_folder: Path) -> None:
     """The whole group starts anew, with one number, a new port, logs of its own, and ends well."""
-    words = "step(count + 1)\nif rank == 1 and count < 2: sys.exit(3)\nif count < 2: time.sleep(600)"
+    words = (
+        "step(count + 1)\n"
+        "if rank == 1 and count < 2:\n"
+        "    while f'{count} 0 ' not in Path('starts').read_text(): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
+        "if count < 2: time.sleep(600)\n"
+    )
     manager, result = await run(words)
     assert result is not None
     assert result.exit_code == 0

@@ -35,7 +35,7 @@ async def test_a_rank_does_not_come(job_folder: Path, kind: str) -> None:
     assert error.root_cause.rank == 3
     text = str(error)
     assert "rank 3 is in " in text
-    assert "ranks 1-2 are in " in text
+    assert "ranks 0-2 are in " in text
     assert (job_folder / "log" / f"{manager.job_id}-stacks-1.txt").exists()
     events = [event async for event in manager.events()]
     assert [event.kind for event in events if event.kind in ("stalled", "stopping")] == [
