@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import platform
 import shlex
@@ -29,7 +30,7 @@ from davincirunsdk.concurrency import (
 )
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, JobTimeoutError, WorkerSpawnError
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
-from davincirunsdk.supervision.cause import InternalError
+from davincirunsdk.supervision.cause import InternalError, TimeLimit
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR, must_raise
 from davincirunsdk.types import Event, JobState, RunResult, Verdict, WorkerState
 
@@ -131,6 +132,7 @@ class JobBody(ABC):
         self._preparing: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop_wanted = False
+        self._ends_at = math.inf
         self._stop_code = 128 + signal.SIGTERM
         self._stop_reason = ""
         self._result: RunResult | None = None
@@ -178,6 +180,10 @@ class JobBody(ABC):
     @abstractmethod
     def _begin_stop(self, *, now: bool, reason: str) -> None:
         """Begin to stop the running workers, or hasten that; never blocks."""
+
+    @abstractmethod
+    def _reach_time_limit(self, limit: TimeLimit) -> None:
+        """Stop the running workers: the job's time is over."""
 
     def _fault_is_told(self, error: Exception) -> bool:
         """Tell whether events and log have this error of our own already."""
@@ -453,6 +459,7 @@ class JobBody(ABC):
         metrics = None
         if self._options.metrics is not None:
             metrics = asyncio.ensure_future(self._keep_metrics())
+        limits = self._set_limits()
         for step in (self._run, self._conclude, self._channels.close, self._write_documents):
             try:
                 await step(waits)
@@ -462,6 +469,9 @@ class JobBody(ABC):
                 self._start_error = self._start_error or error
             except Exception as error:
                 self._note_fault(error)
+            for limit in limits:
+                # The first step is the run: what comes after it has bounds of its own.
+                limit.cancel()
         self._channels.end_readers()
         if metrics is not None:
             metrics.cancel()
@@ -470,6 +480,26 @@ class JobBody(ABC):
         if cancellation is not None:
             raise cancellation
         waits.settle()
+
+    def _set_limits(self) -> list[asyncio.TimerHandle]:
+        """Have the job warned and stopped when its time is over."""
+        options, loop = self._options, asyncio.get_running_loop()
+        if options.timeout is None:
+            return []
+        self._ends_at = time.monotonic() + options.timeout
+        limit = TimeLimit(seconds=options.timeout)
+        timers = [loop.call_later(options.timeout, self._reach_time_limit, limit)]
+        if options.warn_signal is not None:
+            before = min(60.0, options.timeout / 2) if options.warn_before is None else options.warn_before
+            number = signal.Signals[options.warn_signal]
+            timers.append(loop.call_later(options.timeout - before, self._warn_workers, number, before))
+        return timers
+
+    def _warn_workers(self, number: signal.Signals, before: float) -> None:
+        text = f"{before:g} s are left until the time limit: {number.name} to the workers"
+        logger.warning("%s", text)
+        self._channels.emit(Event(kind="warning", time=time.time(), detail=text))
+        self.signal_workers(number)
 
     async def _conclude(self, waits: Patience) -> None:
         try:

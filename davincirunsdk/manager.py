@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
-import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,7 +19,7 @@ from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.pump import LogPump
-from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
+from davincirunsdk.options import ON_STALL_TELL, JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import Attempt
 from davincirunsdk.supervision.cause import RanksEnded, StopWanted, TimeLimit
@@ -86,7 +84,6 @@ class FMKManager(JobBody):
     _claims: Claims | None = None
     _reaping: asyncio.TimerHandle | None = None
     _restarts: Restarts | None = None
-    _ends_at: float = math.inf
     _pausing: asyncio.Future[None] | None = None
     _stopped_in_pause: bool = False
     _inherits_orphans: bool = False
@@ -279,13 +276,13 @@ class FMKManager(JobBody):
         assert self._cluster is not None
         if options.stall_timeout is None:
             return None
-        if len(self._cluster.nodes) > 1:
+        if len(self._cluster.nodes) > 1 and options.on_stall != ON_STALL_TELL:
             # Ranks of other nodes may go on, of which nothing is known here.
             self._on_trouble("stall_timeout has no effect on a job of several nodes: it is not watched")
             return None
         return StallWatch(
             options.stall_timeout,
-            stop=options.on_stall != "warn",
+            stop=options.on_stall not in ("warn", ON_STALL_TELL),
             take_stacks=self._look_at_stacks,
             emit=self._emit,
         )
@@ -311,7 +308,6 @@ class FMKManager(JobBody):
     async def _run(self, waits: Patience) -> None:
         assert self._restarts is not None
         assert self._claims is not None
-        limits = self._set_limits()
         looking = self._look_at_usage()
         try:
             while True:
@@ -327,36 +323,14 @@ class FMKManager(JobBody):
                 if not await self._may_try_again(waits, attempt):
                     return
         finally:
-            for limit in limits:
-                limit.cancel()
             self._claims.release()
             if looking is not None:
                 looking.cancel()
                 await waits.until_any(looking)
 
-    def _set_limits(self) -> list[asyncio.TimerHandle]:
-        """Have the job warned and stopped when its time is over."""
-        options = self._options
-        if options.timeout is None:
-            return []
-        assert self._owner is not None
-        self._ends_at = time.monotonic() + options.timeout
-        timers = [self._owner.call_later(options.timeout, self._reach_time_limit, options.timeout)]
-        if options.warn_signal is not None:
-            before = min(60.0, options.timeout / 2) if options.warn_before is None else options.warn_before
-            number = signal.Signals[options.warn_signal]
-            timers.append(
-                self._owner.call_later(options.timeout - before, self._warn_workers, number, before)
-            )
-        return timers
-
-    def _reach_time_limit(self, seconds: float) -> None:
+    def _reach_time_limit(self, limit: TimeLimit) -> None:
         if self._attempt is not None:
-            self._attempt.stop(TimeLimit(seconds=seconds))
-
-    def _warn_workers(self, number: signal.Signals, before: float) -> None:
-        self._on_trouble(f"{before:g} s are left until the time limit: {number.name} to the workers")
-        self.signal_workers(number)
+            self._attempt.stop(limit)
 
     async def _may_try_again(self, waits: Patience, attempt: Attempt) -> bool:
         """Make the next attempt after its delay, if there is to be one; False when this was the last."""

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MeetChoice = Literal["auto", "off", "require"]
+ON_STALL_TELL = "tell"
+"""What a driver of several nodes has each of them do: whether the job has stalled, only all of them know."""
+
 ColourChoice = Literal["auto", "always", "never"]
 C = TypeVar("C", bound=Callable[..., object])
 T = TypeVar("T")
@@ -50,6 +53,11 @@ class JobKeywords(TypedDict, total=False):
     fail_fast: bool
     log_limit: int | None
     progress_pattern: str | None
+    timeout: float | None
+    warn_signal: str | None
+    warn_before: float | None
+    stall_timeout: float | None
+    on_stall: str
     report: str | os.PathLike[str] | None
     html: str | os.PathLike[str] | None
     lang: str | None
@@ -65,11 +73,6 @@ class JobKeywords(TypedDict, total=False):
 class NodeKeywords(JobKeywords, total=False):
     """Keywords of the calls that start this node's part of a job; see `JobOptions`."""
 
-    timeout: float | None
-    warn_signal: str | None
-    warn_before: float | None
-    stall_timeout: float | None
-    on_stall: str
     max_restarts: int
     restart_delay: float
     rank_table: str | os.PathLike[str] | None
@@ -461,7 +464,7 @@ class JobOptions(Wish):
         warn_before: See `warn_signal`; by default 60, or half of a shorter `timeout`.
         stall_timeout: Seconds for which no rank printed, made a step, or read or wrote files, after which
             the job has stalled: three times as long while it computes, and before its first step. None
-            for no watch. Of this node's ranks; a job of several nodes is not watched.
+            for no watch. Launchers that were started apart on several nodes do not watch.
         on_stall: What is done then, after the stacks of all workers have been taken: `stop`, with exit code
             124, `restart`, which needs `max_restarts`, or `warn`, once a stall.
         max_restarts: How often the whole group of workers is started anew after a failure that a restart may

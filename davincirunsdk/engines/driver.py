@@ -23,7 +23,16 @@ from davincirunsdk.host import addresses
 from davincirunsdk.job import JobBody
 from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.file import LogFile, open_log_files
-from davincirunsdk.options import Display, JobKeywords, JobOptions, parse_ranks, refuse_unknown, spelled_out
+from davincirunsdk.options import (
+    ON_STALL_TELL,
+    Display,
+    JobKeywords,
+    JobOptions,
+    parse_ranks,
+    refuse_unknown,
+    spelled_out,
+)
+from davincirunsdk.supervision.cause import Stalled
 from davincirunsdk.types import Event
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
 
     from davincirunsdk.engines.messages import NodeFacts, NodeReport
     from davincirunsdk.engines.node import NodeHandle, Placement
+    from davincirunsdk.supervision.cause import TimeLimit
     from davincirunsdk.types import RunResult, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
@@ -125,6 +135,7 @@ class NodesManager(JobBody):
         self._failed_start: DavinciRunError | None = None
         self._unstarted = 0
         self._stopping = False
+        self._limit: TimeLimit | Stalled | None = None
         self._overdue: asyncio.Future[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -206,6 +217,8 @@ class NodesManager(JobBody):
                     metrics=None,
                     on_end=None,
                     sample_usage=self._options.html is not None,
+                    timeout=None,
+                    on_stall=ON_STALL_TELL,
                 ),
                 wanted_ranks=wanted,
                 held_bytes=held,
@@ -281,6 +294,10 @@ class NodesManager(JobBody):
             member.workers, member.auxiliaries = report.workers, report.auxiliaries
         member.dropped = report.dropped
         for event in report.events:
+            if event.kind in ("stalled", "resumed"):
+                member.stalled = event.detail if event.kind == "stalled" else ""
+                self._look_for_stall()
+                continue
             if event.kind == "stopping" and not member.stop_sent:
                 self._fail_fast(member, f"{event.detail} on {member.name}")
             if event.kind != "finished":
@@ -292,6 +309,24 @@ class NodesManager(JobBody):
         if report.departing:
             self._lose(member, report.departing)
         self._tell_the_last()
+
+    def _look_for_stall(self) -> None:
+        """The job has stalled when the ranks of no node show progress."""
+        quiet = [member for member in self._living() if member.stalled]
+        if self._stopping or len(quiet) < len(self._living()):
+            return
+        detail = "; ".join(f"on {member.name}, {member.stalled}" for member in quiet[:8])
+        cause = Stalled(seconds=self._options.stall_timeout or 0.0, detail=detail)
+        logger.warning("%s", cause.words)
+        self._emit(Event(kind="stalled", time=time.time(), detail=cause.words))
+        if self._options.on_stall != "warn":
+            self._limit = cause
+            self._begin_stop(reason=cause.words)
+
+    def _reach_time_limit(self, limit: TimeLimit) -> None:
+        if not self._stopping:
+            self._limit = limit
+            self._begin_stop(reason=limit.words)
 
     def _tell_the_last(self) -> None:
         """Let the node that has MindSpore's scheduler know when only its own workers are left."""
@@ -359,6 +394,7 @@ class NodesManager(JobBody):
                     job_id=self._job_id,
                     began=self._began,
                     lang=choose_language(self._options.lang),
+                    limit=self._limit,
                 )
             )
         )

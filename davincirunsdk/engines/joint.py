@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.errors import RankTableError
+from davincirunsdk.supervision.cause import Stalled
 from davincirunsdk.supervision.verdict import choose_exit_code, judge_state
 from davincirunsdk.types import JobState, RunResult, WorkerState
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from davincirunsdk.diagnosis.account import Account
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
+    from davincirunsdk.supervision.cause import TimeLimit
     from davincirunsdk.types import FailureReport, Leftover, WorkerStatus
 
 _RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOPPING})
@@ -112,6 +114,7 @@ def judge(
     job_id: str,
     began: float,
     lang: str = "en",
+    limit: TimeLimit | Stalled | None = None,
 ) -> RunResult:
     """Join the nodes' results, and judge all ranks by the rules that hold on one node.
 
@@ -123,6 +126,7 @@ def judge(
         job_id: Name of the job.
         began: Wall-clock second of the job's start.
         lang: Language of the report, `en` or `zh`.
+        limit: Why all nodes were told to stop, where that was a limit of the user's.
 
     Returns:
         The result, with the report unless all went well. Workers of a lost node that had not ended are
@@ -136,7 +140,7 @@ def judge(
     leftovers = tuple(leftover for result in results for leftover in result.leftovers)
     log_dir = results[0].log_dir if results else Path("log")
     now = time.time()
-    report = None if well else _report(members, troubled, job_id, log_dir, leftovers, now, lang)
+    report = None if well else _report(members, troubled, job_id, log_dir, leftovers, now, lang, limit)
     state = judge_state(report, failed=any(result.failures for result in results))
     return RunResult(
         job_id=job_id,
@@ -162,12 +166,17 @@ def _report(
     leftovers: tuple[Leftover, ...],
     now: float,
     lang: str,
+    limit: TimeLimit | Stalled | None,
 ) -> FailureReport:
     from davincirunsdk.diagnosis.evidence import End, Evidence, LostNode
     from davincirunsdk.diagnosis.judge import judge as judge_evidence
 
     lost = [member for member in members if member.lost and member.result is None]
-    wanted = not troubled and not lost
+    end, reason = End.WORKERS, ""
+    if limit is not None:
+        end, reason = End.STALLED if isinstance(limit, Stalled) else End.TIME_LIMIT, limit.words
+    elif not troubled and not lost:
+        end, reason = End.STOPPED, "stop was asked for"
     return judge_evidence(
         Evidence(
             job_id=job_id,
@@ -186,8 +195,8 @@ def _report(
                 for member in lost
             ),
             node_order=tuple(member.node_rank for member in dict.fromkeys([*troubled, *members])),
-            end=End.STOPPED if wanted else End.WORKERS,
-            reason="stop was asked for" if wanted else "",
+            end=end,
+            reason=reason,
             leftovers=leftovers,
             lang=lang,
         )

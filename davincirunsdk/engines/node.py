@@ -70,6 +70,7 @@ class Member:
         lost: Why it is lost, "" while it is not.
         dropped: Bytes of output that it could not send.
         stop_sent: It has been told to stop.
+        stalled: What it says of its ranks while none of them shows progress, else "".
         last_told: It has been told that the workers of all other nodes have ended.
     """
 
@@ -83,6 +84,7 @@ class Member:
     lost: str = ""
     dropped: int = 0
     stop_sent: bool = field(default=False)
+    stalled: str = ""
     last_told: bool = field(default=False)
 
     @property

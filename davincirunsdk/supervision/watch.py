@@ -227,8 +227,9 @@ class StallWatch:
                 continue
             activities = await self._looks.look(waits, over, running)
             self._pause = max(self._pause, self._looks.cost / _COST)
-            if clock.look(now, _marks(running), activities, expected=pause):
+            if clock.look(now, _marks(running), activities, expected=pause) and warned:
                 warned = False
+                self._emit(Event(kind="resumed", time=time.time(), detail="ranks show progress again"))
             left = clock.left(now)
             pause = self._pause if warned else min(self._pause, max(left, self._pause / _LOOKS))
             if left <= 0 and not warned:
