@@ -256,6 +256,42 @@ def report(job: str, html: str | None, as_json: bool, lang: str | None) -> None:
     click.echo(explained.to_json() if as_json else explained.text)
 
 
+@cli.command()
+@click.argument("job")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="The archive.  [default: JOB-bundle.tar.gz]"
+)
+@click.option("--dry-run", is_flag=True, help="Only list what would be in it.")
+def bundle(job: str, output: str | None, dry_run: bool) -> None:
+    """Pack logs, events, report, versions and the doctor's findings of JOB or LOGDIR into one archive.
+
+    Of variables it holds the names, never the values.
+    """
+    from davincirunsdk.ctl.bundle import items_of, write_bundle
+    from davincirunsdk.output.run_record import read_record
+
+    folder, name = Path(job), ""
+    if folder.is_dir():
+        found = sorted(folder.glob("*-events.jsonl"), key=os.path.getmtime)
+        if not found:
+            _fail(f"{folder} holds no events file of davincirun: expected <job>-events.jsonl", _FAULT)
+        name = read_record(found[-1]).job
+    else:
+        running = _find(None if job == "-" else job)
+        folder, name = running.events.parent, running.job_id
+    items = items_of(folder, name, os.environ)
+    for item in items:
+        click.echo(f"{item.size:>12}  {_plain(item.name)}")
+    if dry_run:
+        return
+    target = Path(output or f"{name}-bundle.tar.gz").absolute()
+    try:
+        write_bundle(target, items)
+    except OSError as error:
+        _fail(f"{target} cannot be written: {error.strerror}", _FAULT)
+    click.echo(f"{len(items)} files are in {_plain(str(target))}")
+
+
 @cli.command("clean")
 @click.option("--yes", is_flag=True, help="End them.")
 def clean_up(yes: bool) -> None:
