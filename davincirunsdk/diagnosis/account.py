@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 from davincirunsdk.diagnosis.blocks import Block, Kind, find_blocks, is_error_level, spoken_words
 from davincirunsdk.diagnosis.evidence import RankEvidence  # noqa: TC001 # the parcel reads this annotation
 from davincirunsdk.diagnosis.exits import signal_behind
-from davincirunsdk.diagnosis.findings import Finding, assess
-from davincirunsdk.diagnosis.knowledge import Role
+from davincirunsdk.diagnosis.findings import Finding, assess, best_known
+from davincirunsdk.diagnosis.knowledge import Role, fragments_in
 from davincirunsdk.diagnosis.lines import Line, cut_lines, mask
 from davincirunsdk.diagnosis.speech import places_named, ranks_named
 from davincirunsdk.types import WorkerState
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _KEPT_LINES = 28
 _LAST_LINES = 12
 _TAIL_LINES = 60
+_LOOKED_BACK = 60
+"""Lines before an error in which a warning may explain it."""
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL,
                            signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2})  # fmt: skip
 
@@ -156,17 +159,20 @@ def read_rank(evidence: RankEvidence) -> Account:
     chosen = _choose(final)
     if chosen is None and own_end and (words := spoken_words(lines)) is not None:
         chosen = words, assess(words, lines, evidence.rank)
-    finding = chosen[1] if chosen is not None else None
+    finding = _completed(chosen, assessed, lines) if chosen is not None else None
     named, places = _named([*before, *late], evidence.rank)
     last = lines[-1].text.strip() if lines else ""
-    thin = finding is None or finding.vague
-    earlier = next((line for line in lines if is_error_level(line.text)), None) if thin else None
+    earlier = _earlier(lines, chosen[0] if chosen is not None else None, finding)
     return Account(
         of=replace(evidence, output=b"", times=(), raised=None),
         finding=finding,
-        effects=tuple(dict.fromkeys(one.headline for _, one in assessed if one is not finding))[:6],
+        effects=tuple(
+            dict.fromkeys(one.headline for _, one in assessed if chosen is None or one is not chosen[1])
+        )[:6],
         passing=_last(passed),
-        late=_last([pair for pair in late if pair[1] is not finding and not pair[1].told]),
+        late=_last(
+            [pair for pair in late if (chosen is None or pair[1] is not chosen[1]) and not pair[1].told]
+        ),
         named=named,
         places=places,
         last_line=last[:400],
@@ -177,6 +183,45 @@ def read_rank(evidence: RankEvidence) -> Account:
         earlier_time=earlier.time if earlier is not None else None,
         by_signal=_foreign_signal(evidence),
     )
+
+
+def _completed(
+    chosen: tuple[Block, Finding], assessed: list[tuple[Block, Finding]], lines: Sequence[Line]
+) -> Finding:
+    """Add to a finding what stands outside its own block: remarks, names, a warning that explains it."""
+    block, finding = chosen
+    if not finding.naming:
+        finding = replace(finding, naming=next((one.naming for _, one in assessed if one.naming), ""))
+    if finding.aside is None:
+        after = [line.text for line in lines[max(0, block.first - 10) : block.last + 30]]
+        finding = replace(
+            finding, aside=next((known for known, _ in fragments_in(after) if known.aside), None)
+        )
+    if finding.known is None and finding.carrier and finding.role is not Role.SECONDARY:
+        # What a warning shortly before says may be all that explains an exception that says nothing.
+        for line in lines[max(0, block.first - _LOOKED_BACK) : block.first]:
+            if _is_warning(line.text) and (found := best_known([line.text], warnings=True)) is not None:
+                if found[0].role is Role.PRIMARY and not found[0].mild:
+                    return replace(finding, known=found[0], quotes=(*finding.quotes, line.text.strip()))
+    return finding
+
+
+def _earlier(lines: Sequence[Line], block: Block | None, finding: Finding | None) -> Line | None:
+    """The line that says more than the finding: its first sign, or the first line at error level."""
+    if finding is None or finding.vague:
+        return next((line for line in lines if is_error_level(line.text)), None)
+    known = finding.known
+    if block is None or known is None or known.code:
+        return None
+    for line in lines[max(0, block.first - _LOOKED_BACK) : block.first]:
+        if _is_warning(line.text) and (found := best_known([line.text], warnings=True)) is not None:
+            if found[0] is known:
+                return line
+    return None
+
+
+def _is_warning(text: str) -> bool:
+    return is_error_level(text) is False and re.search(r"WARN|\[?W\d", text[:200]) is not None
 
 
 def _recorded(evidence: RankEvidence) -> list[Line]:

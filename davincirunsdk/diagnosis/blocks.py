@@ -64,7 +64,7 @@ _IGNORED = re.compile(
 _THREAD = re.compile(r"Exception in thread|Unhandled exception in thread")
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Failure|Fault|Exit|Timeout|Empty|"
-    r"Abort(?:ed)?|ExceptionGroup)(?::|$|\(| \()",
+    r"Abort(?:ed)?)(?::|$|\(| \()",
     re.ASCII,
 )
 _CODE = re.compile(r"\s{0,3}(?:\[PID: ?\d+\] .{0,60}?)?(?:[\w-]{0,80}\()?(E[A-Z0-9]\d{4})\)?[:/\[]", re.ASCII)

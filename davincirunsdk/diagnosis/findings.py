@@ -163,11 +163,15 @@ def _quotes(block: Block, chosen: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(picked))
 
 
-def best_known(texts: Sequence[str]) -> tuple[Known, str] | None:
+def best_known(texts: Sequence[str], *, warnings: bool = False) -> tuple[Known, str] | None:
     """Find the known error that explains these lines best, and the line that names it.
 
     One that is a cause goes before an effect, one that only wraps others last; of equals the first in
     the text is taken, for later ones follow from it. What stands in advice or as an example is none.
+
+    Args:
+        texts: Lines of one block.
+        warnings: Believe a warning, too.
     """
     cut = [text[:_SCANNED] for text in texts]
     present = fragments_in(cut)
@@ -178,7 +182,7 @@ def best_known(texts: Sequence[str]) -> tuple[Known, str] | None:
             advised = True
         elif not text.startswith("  "):
             advised = False
-        if advised or (is_error_level(text) is False and index == 0):
+        if advised or (is_error_level(text) is False and index == 0 and not warnings):
             continue
         lowered = text.lower()
         for known in codes_in(text):

@@ -113,15 +113,19 @@ def strip_prefix(text: str) -> str:
 def rank_in_prefix(text: str) -> int | None:
     """Tell which rank a launcher's prefix names, None when the line has none."""
     text = clean(text[:300]).lstrip()
-    found = _PREFIX.match(text)
-    if found is None or found[0][:4].isdigit():
-        return None
-    if number := re.search(r"rank[ =:_]?(\d+)", found[0], re.IGNORECASE):
-        return int(number[1])
-    if several := re.match(r"\[\d+,(\d+)\]", found[0]):
-        return int(several[1])
-    named = _SOURCE.match(found[0])
-    return int(named[1]) if named else None
+    for _ in range(3):
+        found = _PREFIX.match(text)
+        if found is None or found.end() == 0:
+            return None
+        if number := re.search(r"rank[ =:_]?(\d+)", found[0], re.IGNORECASE):
+            return int(number[1])
+        if several := re.match(r"\[\d+,(\d+)\]", found[0]):
+            return int(several[1])
+        # A log collector puts its time first.
+        if not found[0][:4].isdigit() and (named := _SOURCE.match(found[0])) is not None:
+            return int(named[1])
+        text = text[found.end() :]
+    return None
 
 
 def stamp_of(text: str) -> float | None:

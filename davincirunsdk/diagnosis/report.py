@@ -309,7 +309,7 @@ class _Writer:
             rows += self.field("reason", finding.reason, 4)
         if finding.naming and finding.naming not in " ".join(finding.quotes[:1]) and not self.sure:
             rows += self.field("names", finding.naming, 3)
-        if finding.vague and one.earlier and one.earlier != finding.headline:
+        if one.earlier and one.earlier != finding.headline:
             when = ""
             if one.earlier_time is not None and one.of.ended is not None:
                 span = duration(one.of.ended - one.earlier_time, self.lang)
