@@ -28,7 +28,7 @@ from davincirunsdk.supervision.restarts import Restarts, requeued
 from davincirunsdk.supervision.verdict import judge
 from davincirunsdk.supervision.watch import StallWatch
 from davincirunsdk.supervision.worker import spawn_error
-from davincirunsdk.types import Event, Stacks
+from davincirunsdk.types import Event, JobState, Stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +78,7 @@ class FMKManager(JobBody):
 
     _attempt: Attempt | None = None
     _meeting: Meeting | None = None
+    _between_attempts: bool = False
     _launch: Preparation | None = None
     _cluster: Cluster | None = None
     _steps: JobSteps | None = None
@@ -224,9 +225,11 @@ class FMKManager(JobBody):
             self._attempt = self._make_attempt(launch, launch.first)
             about = (("mark", launch.mark.rpartition("/")[2]), *self._about())
             self._channels.open_event_log(EventLog(launch.events, launch.job_id, cluster.node.name, about))
-            self._restarts = Restarts(options, nnodes=len(cluster.nodes), requeued=requeued(inherited))
             if len(cluster.nodes) > 1 and options.meet != "off":
-                self._meeting = await self._meet(self._attempt, cluster, env)
+                self._meeting = await self._meet(cluster, env)
+            # Nodes that meet start again together, as one.
+            alone = 1 if self._meeting is not None else len(cluster.nodes)
+            self._restarts = Restarts(options, nnodes=alone, requeued=requeued(inherited))
         except BaseException as error:
             if self._attempt is not None:
                 for worker in self._attempt.workers:
@@ -287,7 +290,7 @@ class FMKManager(JobBody):
             emit=self._emit,
         )
 
-    async def _meet(self, attempt: Attempt, cluster: Cluster, env: Mapping[str, str]) -> Meeting | None:
+    async def _meet(self, cluster: Cluster, env: Mapping[str, str]) -> Meeting | None:
         """Begin to meet the launchers of the job's other nodes; the workers do not wait for them.
 
         Raises:
@@ -299,11 +302,36 @@ class FMKManager(JobBody):
             cluster,
             self._options,
             env,
-            stop=lambda reason: attempt.stop(StopWanted(reason=reason)),
+            stop=self._stop_for_others,
             say=self._on_trouble,
             workers=lambda: self.workers,
-            others_ended=attempt.note_ranks_ended,
+            others_ended=self._note_others_ended,
         )
+
+    def _stop_for_others(self, reason: str) -> None:
+        if self._between_attempts:
+            # There is nothing to stop but the attempt that would come next.
+            self._stop_wanted = True
+            if self._pausing is not None:
+                resolve(self._pausing, None)
+        if self._attempt is not None:
+            self._attempt.stop(StopWanted(reason=reason))
+
+    def _note_others_ended(self) -> None:
+        if self._attempt is not None:
+            self._attempt.note_ranks_ended()
+
+    def _decide_together(self, joint: RunResult, trouble: str) -> float | None:
+        """Decide on node 0 about another attempt of all nodes; see `Meeting.end_attempt`."""
+        restarts = self._restarts
+        assert restarts is not None
+        cause = None if joint.state is JobState.FAILED else StopWanted()
+        joint = restarts.with_attempts(joint, cause)
+        if trouble:
+            if self._options.max_restarts and joint.state is JobState.FAILED:
+                restarts.why = trouble
+            return None
+        return restarts.next(joint, cause, time_left=self._ends_at - time.monotonic())
 
     async def _run(self, waits: Patience) -> None:
         assert self._restarts is not None
@@ -341,7 +369,19 @@ class FMKManager(JobBody):
         if self._decided.done() or self._stop_wanted:
             return False
         result = await self._judge(waits)
-        pause = restarts.next(result, attempt.seen().cause, time_left=self._ends_at - time.monotonic())
+        port: int | None = None
+        if self._meeting is None:
+            pause = restarts.next(result, attempt.seen().cause, time_left=self._ends_at - time.monotonic())
+        else:
+            ending = self._meeting.end_attempt(result, self._decide_together)
+            again = await waits.wait(asyncio.ensure_future(ending))
+            pause = None if again is None else again.pause
+            if again is not None:
+                self._between_attempts, port = True, again.port or None
+                # Node 0 has noted it while it decided.
+                restarts.earlier = (
+                    restarts.earlier if len(restarts.earlier) == again.number else result.attempts
+                )
         if pause is None:
             if restarts.why:
                 self._on_trouble(f"no restart: {restarts.why}")
@@ -359,7 +399,7 @@ class FMKManager(JobBody):
         if self._stop_wanted:
             self._stopped_in_pause = True
             return False
-        start = await waits.wait(in_thread(launch.again, number))
+        start = await waits.wait(in_thread(lambda: launch.again(number, port)))
         try:
             if self._stop_wanted:
                 start.close()
@@ -368,6 +408,7 @@ class FMKManager(JobBody):
         except BaseException:
             start.close()
             raise
+        self._between_attempts = False
         return True
 
     def _tell_started(self) -> None:

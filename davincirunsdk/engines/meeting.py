@@ -36,6 +36,8 @@ BEAT = 1.0
 REMINDER = 60.0
 """Seconds between two lines about who has not come yet."""
 
+NOT_MET = "the nodes of the job have not all met"
+
 MOST_BYTES = 16 << 20
 """Size of a message of a node that is in: its result, with the last lines of every rank that failed."""
 
@@ -50,6 +52,20 @@ class Halt(Message, frozen=True):
     """Node 0 tells a node to stop its workers."""
 
     reason: str
+
+
+class Again(Message, frozen=True, kw_only=True):
+    """Node 0 has all nodes start their workers once more, together.
+
+    Attributes:
+        number: Of the attempt, from 1.
+        pause: Seconds until then.
+        port: For the rendezvous, 0 for the one before.
+    """
+
+    number: int
+    pause: float
+    port: int
 
 
 class Verdict(Message, frozen=True):
@@ -101,6 +117,7 @@ class Terms:
         lost_after: Seconds of silence after which a node is lost.
         grace_period: Seconds that workers have from SIGTERM to SIGKILL.
         leave_after: Seconds that a healthy node stays after a job that failed elsewhere.
+        keeps_port: The user gave the port for the rendezvous, so that it stays the same.
     """
 
     identity: Identity
@@ -113,6 +130,7 @@ class Terms:
     lost_after: float
     grace_period: float
     leave_after: float
+    keeps_port: bool = False
 
 
 class Meeting(ABC):
@@ -169,6 +187,23 @@ class Meeting(ABC):
             exit_code: Where somebody wanted it so: what all launchers are to end with.
         """
 
+    async def end_attempt(
+        self, result: RunResult, decide: Callable[[RunResult, str], float | None]
+    ) -> Again | None:
+        """Say how an attempt ended here, and hear whether all nodes are to try again.
+
+        Args:
+            result: Of this node alone.
+            decide: Says on node 0, from the result of all nodes, how many seconds there are to be until
+                the next attempt, None where there is to be none; its second argument says why there
+                cannot be one, or "".
+
+        Returns:
+            The next attempt; None where this was the last, and `conclude` says how the job ended.
+        """
+        self._take_own(result, "")
+        return await self._end_attempt(decide)
+
     async def conclude(self, result: RunResult, *, fault: str = "") -> RunResult:
         """Say how this node's part ended, and wait for the verdict over all nodes.
 
@@ -184,10 +219,7 @@ class Meeting(ABC):
             PlatformError: This node does not fit into the job, or there was no meeting and one is
                 required.
         """
-        self._result = result
-        # Workers that could not be started are the node's fault, not its result.
-        self._own.result, self._own.lost = (None, fault) if fault else (result, "")
-        self._own.workers, self._own.auxiliaries = result.workers, result.auxiliaries
+        self._take_own(result, fault)
         joint = await self._conclude()
         self.joined = joint is not None
         if self._error is not None:
@@ -221,6 +253,16 @@ class Meeting(ABC):
     @abstractmethod
     async def _conclude(self) -> RunResult | None:
         """Bring about the verdict, None where there was no meeting."""
+
+    @abstractmethod
+    async def _end_attempt(self, decide: Callable[[RunResult, str], float | None]) -> Again | None:
+        """See `end_attempt`."""
+
+    def _take_own(self, result: RunResult, fault: str) -> None:
+        self._result = result
+        # Workers that could not be started are the node's fault, not its result.
+        self._own.result, self._own.lost = (None, fault) if fault else (result, "")
+        self._own.workers, self._own.auxiliaries = result.workers, result.auxiliaries
 
     def _begin(self, work: asyncio.Task[None]) -> None:
         self._tasks.add(work)

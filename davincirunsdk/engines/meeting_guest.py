@@ -14,7 +14,9 @@ from davincirunsdk.engines.admission import Challenge, Declined, Welcome
 from davincirunsdk.engines.meeting import (
     BEAT,
     MOST_BYTES,
+    NOT_MET,
     REMINDER,
+    Again,
     Halt,
     Meeting,
     Part,
@@ -29,6 +31,8 @@ from davincirunsdk.errors import PlatformError
 from davincirunsdk.types import Event
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from davincirunsdk.types import RunResult
 
 _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -46,6 +50,8 @@ class GuestMeeting(Meeting):
         self._stops: list[Event] = []
         self._halted = False
         self._verdict: Verdict | None = None
+        self._again: Again | None = None
+        self._word: asyncio.Future[None] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
         self._begin(asyncio.ensure_future(self._attend()))
 
@@ -69,29 +75,43 @@ class GuestMeeting(Meeting):
         if self._channel is not None:
             self._channel.close()
 
+    async def _end_attempt(self, decide: Callable[[RunResult, str], float | None]) -> Again | None:
+        if self._channel is None:
+            assert self._result is not None
+            decide(self._result, NOT_MET)
+            return None
+        await self._await_word()
+        again, self._again = self._again, None
+        return again
+
     async def _conclude(self) -> RunResult | None:
         if self._channel is None and not self._host.lost:
             if self._terms.required and self._error is None:
                 self._do_without("node 0 had not been reached when the workers of this node had ended")
             return None
-        if self._channel is not None and not self._over.done():
-            own = self._own
-            self._channel.send(
-                Told(
-                    NodeReport(
-                        workers=own.workers,
-                        auxiliaries=own.auxiliaries,
-                        result=own.result,
-                        departing=own.lost,
-                    )
-                )
-            )
-            await asyncio.wait({self._over, self._hurry}, return_when=asyncio.FIRST_COMPLETED)
+        await self._await_word()
         if self._verdict is not None:
             return self._verdict.result
         if not self._host.lost:
             return None
         return await self._judge([self._host, self._own], [self._host])
+
+    async def _await_word(self) -> None:
+        """Say how the workers here ended, and wait for what node 0 has to say to that."""
+        if self._channel is None or self._over.done():
+            return
+        own = self._own
+        self._channel.send(
+            Told(
+                NodeReport(
+                    workers=own.workers,
+                    auxiliaries=own.auxiliaries,
+                    result=own.result,
+                    departing=own.lost,
+                )
+            )
+        )
+        await asyncio.wait({self._word, self._over, self._hurry}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _attend(self) -> None:
         channel = await self._reach()
@@ -109,6 +129,12 @@ class GuestMeeting(Meeting):
                     self._obey(message.reason)
                 elif isinstance(message, Verdict):
                     self._verdict = message
+                elif isinstance(message, Again):
+                    # A new attempt, of which nothing has been heard yet.
+                    self._again, self._stops, self._halted = message, [], False
+                    self._own.result = None
+                    self._word.set_result(None)
+                    self._word = asyncio.get_running_loop().create_future()
         except LinkEnded as end:
             self._host.lost = str(end)
             self._say(f"{self._host.name} was lost: {end}")
@@ -168,7 +194,7 @@ class GuestMeeting(Meeting):
         channel = Channel(
             reader,
             writer,
-            accepts=(Challenge, Welcome, Declined, Halt, Verdict),
+            accepts=(Challenge, Welcome, Declined, Halt, Again, Verdict),
             most_bytes=admission.MOST_BYTES,
         )
         try:

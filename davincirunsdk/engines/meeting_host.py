@@ -14,7 +14,9 @@ from davincirunsdk.engines.admission import Challenge, Declined, Introduction
 from davincirunsdk.engines.meeting import (
     BEAT,
     MOST_BYTES,
+    NOT_MET,
     REMINDER,
+    Again,
     Halt,
     Meeting,
     Part,
@@ -25,8 +27,11 @@ from davincirunsdk.engines.meeting import (
 )
 from davincirunsdk.engines.wire import Channel, LinkEnded
 from davincirunsdk.host import addresses
+from davincirunsdk.host.ports import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from davincirunsdk.engines.messages import NodeReport
     from davincirunsdk.types import RunResult
 
@@ -56,6 +61,8 @@ class HostMeeting(Meeting):
         self._troubled: list[Part] = []
         self._halted = ""
         self._stop_code: int | None = None
+        self._joint: RunResult | None = None
+        self._attempts = 0
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines = 0
         terms = self._terms
@@ -93,12 +100,46 @@ class HostMeeting(Meeting):
         for channel in self._links.values():
             channel.close()
 
+    async def _end_attempt(self, decide: Callable[[RunResult, str], float | None]) -> Again | None:
+        joint = await self._settle()
+        if self._error is not None or self._hurry.done():
+            return None
+        lost = [one.name for one in self._parts.values() if one.lost]
+        trouble = NOT_MET if self._absent() else f"{', '.join(lost)} was lost" if lost else ""
+        assert self._result is not None
+        pause = decide(self._result if joint is None else joint, trouble)
+        if pause is None:
+            return None
+        self._attempts += 1
+        again = Again(number=self._attempts, pause=pause, port=0 if self._terms.keeps_port else free_port())
+        for channel in self._links.values():
+            channel.send(again)
+        self._joint, self._troubled, self._halted, self._stop_code = None, [], "", None
+        for one in self._parts.values():
+            one.result = None
+        return again
+
     async def _conclude(self) -> RunResult | None:
-        if self._own.lost or (self._own.result is not None and self._own.result.failures):
-            self._trouble(self._own, self._own.lost or "a worker failed")
         if self._terms.required and self._error is None and self._absent():
             # Those who have not come by now would have been named at the time limit.
             self._do_without(f"{self._absent()} had not come when the workers of node 0 had ended")
+        joint = await self._settle()
+        if joint is None:
+            return None
+        links = list(self._links.values())
+        for channel in links:
+            channel.send(Verdict(joint))
+            channel.end_sending()
+        with anyio.move_on_after(_LAST_WORD):
+            await asyncio.gather(*(link.drain() for link in links))
+        return joint
+
+    async def _settle(self) -> RunResult | None:
+        """Wait until all nodes that have come have ended, and judge them; None when none has come."""
+        if self._joint is not None:
+            return self._joint
+        if self._own.lost or (self._own.result is not None and self._own.result.failures):
+            self._trouble(self._own, self._own.lost or "a worker failed")
         while (going := self._going()) and not self._hurry.done():
             if self._error is not None:
                 self._halt(str(self._error))
@@ -111,14 +152,8 @@ class HostMeeting(Meeting):
         if len(self._parts) == 1:
             return None
         parts = [self._parts[node_rank] for node_rank in sorted(self._parts)]
-        joint = await self._judge(parts, self._troubled, self._stop_code)
-        links = list(self._links.values())
-        for channel in links:
-            channel.send(Verdict(joint))
-            channel.end_sending()
-        with anyio.move_on_after(_LAST_WORD):
-            await asyncio.gather(*(link.drain() for link in links))
-        return joint
+        self._joint = await self._judge(parts, self._troubled, self._stop_code)
+        return self._joint
 
     def _going(self) -> list[Part]:
         return [one for one in self._parts.values() if not one.ended]

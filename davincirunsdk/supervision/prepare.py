@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ class Preparation:
     events: LogFile
     first: Launch
 
-    def again(self, number: int) -> Launch:
+    def again(self, number: int, port: int | None = None) -> Launch:
         """Prepare another attempt when the one before has closed its files; blocking, for a thread.
 
         The log files of the attempt before get its number into their names; the port is chosen
@@ -86,6 +86,7 @@ class Preparation:
 
         Args:
             number: Of the attempt, from 1.
+            port: For the rendezvous, where all nodes have agreed on another one.
 
         Raises:
             PlatformError: A log file cannot be opened, or the port is taken.
@@ -99,7 +100,7 @@ class Preparation:
         return Launch(
             specs=_specs(
                 self.options,
-                self.cluster,
+                self.cluster if port is None else replace(self.cluster, master_port=port),
                 self.inherited,
                 mark=self.mark,
                 paths=[file.path for file in files],

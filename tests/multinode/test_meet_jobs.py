@@ -242,3 +242,61 @@ def test_a_start_that_fails_on_one_node_ends_all(job: Launchers) -> None:
     assert codes[:2] == [1, 1]
     for rank in (0, 1):
         assert re.search("node 2 is the root cause", job.said(rank)), job.said(rank)
+
+
+ATTEMPTS = """
+import os, signal, sys, time
+count, rank = int(os.environ["DAVINCIRUN_RESTART_COUNT"]), int(os.environ["RANK"])
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+os.write(1, f"attempt {count} port {os.environ['MASTER_PORT']}\\n".encode())
+if count < FAILING and rank == 5 - count:
+    time.sleep(1)
+    os.write(2, f"RuntimeError: link {'abc'[count]}\\n".encode())
+    os._exit(9)
+time.sleep(2 if count >= FAILING else 600)
+"""
+RESTARTS = ("--max-restarts", "2", "--restart-delay", "0.5")
+
+
+def test_all_nodes_start_again_together(job: Launchers) -> None:
+    """One attempt number on all, those that were healthy too; what comes to a good end ends well on all."""
+    job.start_all(sys.executable, "-c", ATTEMPTS.replace("FAILING", "2"), options=RESTARTS)
+    assert job.codes() == [0, 0, 0], [job.said(rank) for rank in job.running]
+    for rank in range(NODES):
+        logs = sorted(path.name for path in (job.folder / f"log{rank}").glob("*-proc-rank-*.txt"))
+        assert len(logs) == 6, logs
+        assert sum("attempt-0" in name for name in logs) == 2
+        assert sum("attempt-1" in name for name in logs) == 2
+    found = re.findall(r"attempt (\d) port (\d+)", job.logs())
+    assert sorted(count for count, _ in found) == ["0"] * 6 + ["1"] * 6 + ["2"] * 6
+    assert {port for _, port in found} == {str(job.port)}, "the user gave it"
+
+
+def test_restarts_that_are_used_up_end_all_nodes(job: Launchers) -> None:
+    """The last attempt's root cause and code, the same on all."""
+    job.start_all(sys.executable, "-c", ATTEMPTS.replace("FAILING", "3"), options=RESTARTS)
+    assert job.codes() == [9, 9, 9]
+    assert all("rank 3" in cause for cause in causes(job)), causes(job)
+    assert "no restart: " in job.said(0)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stop_between_two_attempts_ends_all_nodes(job: Launchers, stopped: int) -> None:
+    """Ctrl-C while all wait for the next attempt: nothing is started any more on any node."""
+    options = ("--max-restarts", "2", "--restart-delay", "60")
+    job.start_all(sys.executable, "-c", ATTEMPTS.replace("FAILING", "1"), options=options)
+    wait_until(lambda: all("restart 1 of" in job.said(rank) for rank in range(NODES)), 40, "all wait")
+    os.killpg(job.running[stopped].pid, signal.SIGINT)
+    assert job.codes() == [130, 130, 130]
+    assert job.logs().count("attempt 0") == 6
+    assert "attempt 1" not in job.logs()
+
+
+def test_a_lost_node_is_not_waited_for(job: Launchers) -> None:
+    """A launcher that was killed does not come back by itself: there is no restart, and a line says why."""
+    job.start_all(WORKER, options=RESTARTS)
+    job.ready()
+    job.running[2].kill()
+    assert job.codes(0, 1) == [1, 1]
+    assert "no restart: node 2" in job.said(0)
+    assert "was lost" in job.said(0)
