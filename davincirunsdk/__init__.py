@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WorkerSpawnError,
     )
     from davincirunsdk.manager import FMKManager
+    from davincirunsdk.options import JobOptions
     from davincirunsdk.script.progress import progress
     from davincirunsdk.script.record import record
     from davincirunsdk.script.stacks import register_stacks
@@ -63,6 +64,7 @@ _HOMES = {
     "FMKManager": "manager",
     "AttemptRecord": "types",
     "Event": "types",
+    "JobOptions": "options",
     "JobState": "types",
     "Leftover": "types",
     "LogBlock": "types",
@@ -85,6 +87,7 @@ __all__ = [
     "DistributedRuntimeError",
     "Event",
     "FMKManager",
+    "JobOptions",
     "JobState",
     "JobTimeoutError",
     "Leftover",

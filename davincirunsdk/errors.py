@@ -70,6 +70,10 @@ class RankTableTimeoutError(RankTableError, TimeoutError):
     """A rank table did not become complete in time."""
 
 
+class RankTableMissingError(RankTableError, FileNotFoundError):
+    """There is no file where a rank table was named."""
+
+
 class PlatformError(DavinciRunError, RuntimeError):
     """This node, its devices or its place in the job cannot be told."""
 
@@ -77,10 +81,17 @@ class PlatformError(DavinciRunError, RuntimeError):
 class WorkerSpawnError(DavinciRunError, OSError):
     """A worker process could not be started.
 
+    One whose command is missing is a `FileNotFoundError` too, one whose command may not be executed
+    a `PermissionError`.
+
     Attributes:
         rank: The worker that could not be started, or None when the check before the start failed.
         errno: As in `OSError`.
     """
+
+    def __new__(cls, message: str, *, errno: int | None = None, rank: int | None = None) -> WorkerSpawnError:
+        """Choose the kind by the number, as `OSError` does."""
+        return super().__new__(_SPAWN_ERRORS.get(errno, cls) if cls is WorkerSpawnError else cls, message)
 
     def __init__(self, message: str, *, errno: int | None = None, rank: int | None = None) -> None:
         super().__init__(message)
@@ -111,3 +122,18 @@ def explain(error: OSError) -> str:
     """Say why something cannot be started or opened, and what to do where a limit is reached."""
     why = os.strerror(error.errno) if error.errno else str(error)
     return "; ".join(filter(None, [why, _ADVICE.get(error.errno or 0)]))
+
+
+class CommandNotFoundError(WorkerSpawnError, FileNotFoundError):
+    """The command, or a part of what it names, is not there."""
+
+
+class CommandNotExecutableError(WorkerSpawnError, PermissionError):
+    """The command is there, but may not be executed."""
+
+
+_SPAWN_ERRORS: dict[int | None, type[WorkerSpawnError]] = {
+    numbers.ENOENT: CommandNotFoundError,
+    numbers.EACCES: CommandNotExecutableError,
+    numbers.EPERM: CommandNotExecutableError,
+}

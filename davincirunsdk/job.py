@@ -30,6 +30,7 @@ from davincirunsdk.concurrency import (
 )
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, JobTimeoutError, WorkerSpawnError
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
+from davincirunsdk.phrases import count, ranks
 from davincirunsdk.supervision.cause import InternalError, TimeLimit
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR, must_raise
 from davincirunsdk.types import Event, JobState, RunResult, Verdict, WorkerState
@@ -141,6 +142,7 @@ class JobBody(ABC):
         self._start_error: DavinciRunError | None = None
         self._fault: Exception | None = None
         self._told = False
+        self._awaited = False
 
     def _about(self) -> tuple[tuple[str, str | int], ...]:
         """What the events file says of the job: who looks after it, and what it runs."""
@@ -692,6 +694,7 @@ class JobBody(ABC):
         return asyncio.run_coroutine_threadsafe(call, owner)
 
     async def _wait_here(self) -> RunResult:
+        self._awaited = True
         if not self._decided.done():
             await asyncio.wait({self._decided})
         return self._outcome()
@@ -748,6 +751,15 @@ def _at_once(call: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     raise AssertionError("it waits for something")
+
+
+def start_line(job: Job) -> str:
+    """Say how many workers of which ranks run, and where their logs are."""
+    workers = job.workers
+    pattern = workers[0].log_path
+    if len(workers) > 1:
+        pattern = pattern.with_name(f"{job.job_id}-proc-rank-*.txt")
+    return f"{count(len(workers), 'worker')}, {ranks([one.rank for one in workers])}; logs: {pattern}"
 
 
 def log_notice(text: str) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cli.signals import Signals
-from davincirunsdk.cli.words import count, listed
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import DistributedRuntimeError
+from davincirunsdk.job import start_line
+from davincirunsdk.phrases import count, ranks
 from davincirunsdk.types import JobState, Verdict, WorkerState, signal_name
 
 if TYPE_CHECKING:
@@ -98,10 +99,10 @@ class Run:
         return error.exit_code
 
     def _say_stopped(self, job: Job, first: signal.Signals) -> int:
-        ranks: dict[WorkerState, list[int]] = {}
+        ended: dict[WorkerState, list[int]] = {}
         for worker in job.workers:
-            ranks.setdefault(worker.state, []).append(worker.rank)
-        if not ranks or set(ranks) == {WorkerState.PENDING}:
+            ended.setdefault(worker.state, []).append(worker.rank)
+        if not ended or set(ended) == {WorkerState.PENDING}:
             self._say(f"stopped by {first.name} before a worker was started")
             return 128 + first
         told = {
@@ -111,7 +112,7 @@ class Run:
             WorkerState.SUCCEEDED: "had ended well before",
             WorkerState.PENDING: "not started",
         }
-        parts = [f"{listed(ranks[state])} {words}" for state, words in told.items() if state in ranks]
+        parts = [f"{ranks(ended[state])} {words}" for state, words in told.items() if state in ended]
         self._say(f"stopped by {first.name}: {'; '.join(parts)}")
         return 128 + first
 
@@ -120,16 +121,11 @@ class Run:
             self._words.say(text)
 
     def _say_started(self, job: Job) -> None:
-        workers = job.workers
-        pattern = workers[0].log_path
-        if len(workers) > 1:
-            pattern = pattern.with_name(f"{job.job_id}-proc-rank-*.txt")
-        ranks = listed(worker.rank for worker in workers)
-        self._say(f"{count(len(workers), 'worker')}, {ranks}; logs: {pattern}")
+        self._say(start_line(job))
         if self._verbose:
             for fact in job.facts:
                 self._say(str(fact))
-            for worker in (*workers, *job.auxiliaries):
+            for worker in (*job.workers, *job.auxiliaries):
                 self._say(
                     f"{worker.name}: pid {worker.pid}, device {worker.device_id}, log {worker.log_path}"
                 )

@@ -9,10 +9,6 @@ import select
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _PIECE = 1 << 12
 """Largest write: a slow reader must show as slow, not as stuck."""
@@ -88,21 +84,3 @@ class LogHandler(logging.Handler):
         self._words.say(f"{record.levelname.lower()}: {record.getMessage()}")
         if record.exc_info:
             self._words.show(logging.Formatter().formatException(record.exc_info))
-
-
-def listed(numbers: Iterable[int], word: str = "rank") -> str:
-    """List numbers as `rank 3` or `ranks 0-2, 5`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    many = len(parts) > 1 or bool(runs and runs[0][0] != runs[0][1])
-    return f"{word}{'s' if many else ''} {', '.join(parts)}"
-
-
-def count(number: int, word: str) -> str:
-    """Say `1 worker` or `2 workers`."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.evidence import End
 from davincirunsdk.diagnosis.knowledge import Role, Words
+from davincirunsdk.phrases import compact
 from davincirunsdk.types import Verdict, WorkerState
 
 if TYPE_CHECKING:
@@ -564,16 +565,3 @@ def _list(accounts: Iterable[Account]) -> Words:
     numbers = [one.rank for one in accounts]
     listed = compact(numbers)
     return Words(en=f"rank{'s' * (len(numbers) != 1)} {listed}", zh=f"rank {listed}")
-
-
-def compact(numbers: Sequence[int]) -> str:
-    """Write numbers in short, such as `0-3, 7`; ascending runs are joined, the order is kept."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    texts = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
-    shown = texts[:12]
-    return ", ".join(shown) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")

@@ -6,11 +6,12 @@ import signal
 from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.account import Account, read_rank
-from davincirunsdk.diagnosis.conclusion import compact, conclude
+from davincirunsdk.diagnosis.conclusion import conclude
 from davincirunsdk.diagnosis.evidence import End
 from davincirunsdk.diagnosis.exits import explain_exit
 from davincirunsdk.diagnosis.knowledge import Role
 from davincirunsdk.diagnosis.report import write_report
+from davincirunsdk.phrases import compact
 from davincirunsdk.types import FailureReport, Verdict, WorkerFailure, WorkerState
 
 if TYPE_CHECKING:

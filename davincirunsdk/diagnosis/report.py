@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.blocks import Kind
-from davincirunsdk.diagnosis.conclusion import compact
 from davincirunsdk.diagnosis.exits import explain_exit, name_exit
 from davincirunsdk.diagnosis.knowledge import Role
 from davincirunsdk.diagnosis.layout import (
@@ -20,6 +19,7 @@ from davincirunsdk.diagnosis.layout import (
     width,
     wrap,
 )
+from davincirunsdk.phrases import compact
 from davincirunsdk.types import Verdict, WorkerState
 
 if TYPE_CHECKING:

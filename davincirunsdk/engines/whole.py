@@ -35,7 +35,7 @@ async def to_its_end(job: NodesManager) -> RunResult:
 
 def to_its_end_blocking(job: NodesManager) -> RunResult:
     """Do the same in code that is not asynchronous; see `ray.run_blocking` for signals."""
-    from davincirunsdk.blocking import run_in_background, sigterm_ends_waiting
+    from davincirunsdk.background import run_in_background, sigterm_ends_waiting
 
     async def hasten() -> None:
         job.stop(now=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from davincirunsdk.concurrency import in_thread
-from davincirunsdk.errors import RankTableError, RankTableTimeoutError
+from davincirunsdk.errors import RankTableError, RankTableMissingError, RankTableTimeoutError
 from davincirunsdk.rank_table import dump, parse
 from davincirunsdk.rank_table.check import READY
 from davincirunsdk.rank_table.decoding import BOM, broken
@@ -265,7 +265,10 @@ def _give_up(file: Path, named_by: str, look: _Look, patience: Patience, *, wait
     named = f" (named by {named_by})" if named_by else ""
     longer = "--rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
     if limit < patience.limit:
-        raise RankTableError(
+        kind = (
+            RankTableMissingError if look.state in (_State.MISSING, _State.MISSING_FOLDER) else RankTableError
+        )
+        raise kind(
             f"rank table {path}{named}: {look.words}; expected a file: correct the path, or let it be waited "
             f"for with {longer}",
             path=path,

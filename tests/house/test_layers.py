@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).parents[2] / "davincirunsdk"
 # the exceptions named behind them.
 ORDER: list[dict[str, set[str]]] = [
     {"__main__": set()},
-    {"ctl": set(), "cli": {"engines"}, "blocking": {"aio"}, "aio": set(), "engines": {"blocking"}},
-    {"manager": {"engines"}},
+    {"ctl": set(), "cli": set(), "notebook": set()},
+    {"blocking": {"aio"}, "aio": set(), "engines": set()},
+    {"manager": {"engines"}, "background": set()},
     {"job": set()},
     {"channels": set(), "documents": set(), "metrics": set()},
     {"options": set()},
@@ -23,11 +24,11 @@ ORDER: list[dict[str, set[str]]] = [
     {"logs": set(), "steps": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
     {"errors": set(), "findings": set(), "concurrency": {"errors"}, "script": set()},
-    {"types": set(), "__init__": set()},
+    {"types": set(), "phrases": set(), "__init__": set()},
 ]
 DEMO = "demo"  # a program of its own
 ONLY_IN = {
-    "anyio.from_thread": {"blocking"},
+    "anyio.from_thread": {"background"},
     "add_signal_handler": {"cli", "engines"},
     "killpg": {"supervision"},
     "Popen(": {"supervision", "leftovers", "engines"},
