@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from anyio.from_thread import start_blocking_portal
@@ -103,26 +103,31 @@ class _Background:
 
     def _at_end_of_script(self) -> None:
         with self._lock:
-            jobs = [job for job in self._jobs if not job._is_over and not job._awaited]
+            jobs = [job for job in self._jobs if not job._is_over]
         if not jobs or _is_interactive():
             return
         failed = getattr(sys, "last_type", None) is not None
+        try:
+            # A thread of the program may wait for the job.
+            _join_others()
+        except KeyboardInterrupt:
+            failed = True
         for job in jobs:
-            workers = count(len(job.workers), "worker")
-            if failed:
-                say(f"the script has ended by an exception: stopping job {job.job_id} ({workers})")
-                end(job)
+            if job._is_over or (job._awaited and not failed):
                 continue
-            say(
-                f"the script has ended, and nobody waits for job {job.job_id} ({workers}): waiting for "
-                f"its end; Ctrl-C or `kill {os.getpid()}` stops it"
-            )
-            self._exit_code = self._exit_code or _code_of(job)
+            if failed:
+                workers = count(len(job.workers), "worker")
+                say(f"the script has ended by an exception: stopping job {job.job_id} ({workers})")
+                with suppress(*INTERRUPTS):
+                    end(job)
+            else:
+                self._exit_code = _code_of(job) or self._exit_code
 
     def _live(self, opened: Future[BlockingPortal]) -> None:
         try:
             with start_blocking_portal("asyncio", name="davincirun-loop") as portal:
                 opened.set_result(portal)
+                threading.main_thread().join()
                 _join_others()
                 with self._lock:
                     jobs = self._jobs if self._opened is opened else []
@@ -169,7 +174,12 @@ def _code_of(job: JobBody) -> int:
     """
     try:
         with sigterm_ends_waiting():
+            workers = count(len(job.workers), "worker")
             try:
+                say(
+                    f"the script has ended, and nobody waits for job {job.job_id} ({workers}): waiting for "
+                    f"its end; Ctrl-C or `kill {os.getpid()}` stops it"
+                )
                 asyncio.run_coroutine_threadsafe(job._wait_here(), _loop_of(job)).result()
             finally:
                 end(job)
@@ -210,13 +220,15 @@ def _exit(code: int) -> None:
 
 
 def _join_others() -> None:
-    """Wait until the program has ended but for us: the interpreter waits for these threads as well."""
-    threading.main_thread().join()
+    """Wait until the program's threads have ended: the interpreter waits for them as well."""
     while others := [
         thread
         for thread in threading.enumerate()
+        if thread is not threading.main_thread()
         # Ctrl-C in the moment of the first may have let a second of ours start: they wait for nobody's end.
-        if not thread.daemon and thread.name != _EXIT_THREAD and thread.is_alive()
+        and not thread.daemon
+        and thread.name != _EXIT_THREAD
+        and thread.is_alive()
     ]:
         others[0].join()
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +20,7 @@ import davincirunsdk
 from davincirunsdk import (
     DistributedRuntimeError,
     FMKManager,
+    blocking,
     set_random_ms_cache_dir,
     start_and_wait_distributed_train,
     start_distributed_train,
@@ -132,19 +137,22 @@ def test_a_forked_child_starts_jobs_of_its_own(job_folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_forgotten_job_is_stopped_when_the_interpreter_ends(job_folder: Path) -> None:
-    """Workers get SIGTERM and their grace period, and what they say is kept."""
+def test_a_forgotten_job_is_stopped_when_the_script_raises(job_folder: Path) -> None:
+    """Workers get SIGTERM and their grace period, what they say is kept, and a line says what was done."""
     text = (
         "import sys\nfrom davincirunsdk import start_distributed_train\n"
         "program = '''import signal, sys, time\n"
         "def save(*_): print('saving'); time.sleep(0.3); print('saved'); sys.exit()\n"
         "signal.signal(15, save)\nopen('ready', 'w').close()\ntime.sleep(600)'''\n"
-        "start_distributed_train([sys.executable, '-c', program], nproc_per_node=1)\n"
-        "import os, time\nwhile not os.path.exists('ready'): time.sleep(0.01)\n"
+        "start_distributed_train([sys.executable, '-c', program], nproc_per_node=1, echo='none')\n"
+        "import os, time\nwhile not os.path.exists('ready'): time.sleep(0.01)\nraise KeyError('mine')\n"
     )
     done = run_script(text, job_folder)
-    assert done.returncode == 0
-    assert done.stderr == ""
+    assert done.returncode == 1
+    assert "KeyError: 'mine'" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "davincirunsdk: the script has ended by an exception: stop"
+    )
     assert next((job_folder / "log").glob("*.txt")).read_text() == "saving\nsaved\n"
 
 
@@ -162,7 +170,138 @@ def test_a_thread_goes_on_with_its_job_after_the_main_thread(job_folder: Path) -
         "started.wait()\n"
     )
     done = run_script(text, job_folder)
-    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
+    assert (done.stdout, done.returncode) == ("0\n", 0)
+    assert len(done.stderr.splitlines()) == 1
+
+
+FORGETS = """
+import sys, time
+from davincirunsdk import start_distributed_train
+code = "import os, time; time.sleep(1); print('trained'); raise SystemExit(int(os.environ['CODE']))"
+start_distributed_train([sys.executable, "-c", code], nproc_per_node=2, env={"CODE": sys.argv[1]})
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("job", "script"), [(0, 0), (0, 5), (7, 0), (7, 5)])
+def test_a_script_that_ends_waits_for_a_forgotten_job(job: int, script: int, job_folder: Path) -> None:
+    """It says so and how to stop it; a job that fails is reported, and its exit code is the script's."""
+    (job_folder / "script.py").write_text(FORGETS)
+    done = subprocess.run(
+        [PY, "script.py", str(job), str(script)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == (job or script)
+    assert "[rank 0] trained" in done.stdout
+    assert "nobody waits for job" in done.stderr
+    assert "stops it" in done.stderr
+    assert ("root cause" in done.stderr) is bool(job)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_waiting_at_the_end_can_be_stopped(number: signal.Signals, code: int, job_folder: Path) -> None:
+    """The signal stops the job with its grace period: a checkpoint is written, no noise, nothing left."""
+    text = (
+        "import sys\nfrom davincirunsdk import start_distributed_train\n"
+        "program = '''import signal, sys, time\n"
+        "def save(*_): time.sleep(0.3); open('saved', 'w').close(); sys.exit()\n"
+        "signal.signal(15, save)\nprint('ready', flush=True)\ntime.sleep(600)'''\n"
+        "start_distributed_train([sys.executable, '-c', program], nproc_per_node=1)\n"
+    )
+    (job_folder / "script.py").write_text(text)
+    words = [PY, "script.py"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "ready" in process.stdout.readline()
+        while "nobody waits" not in process.stderr.readline():
+            pass
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(30) == code
+    assert (job_folder / "saved").exists()
+    assert "Exception ignored" not in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("echo", [None, "all", "none", "1"])
+def test_output_goes_to_the_scripts_output(echo: str | None, job_folder: Path) -> None:
+    """As in 0.1.5, now with each line's rank; `echo` chooses, and one line on stderr says what runs where."""
+    text = (
+        "import sys\nfrom davincirunsdk import start_and_wait_distributed_train\n"
+        f"echo = {echo!r}\n"
+        "start_and_wait_distributed_train(['sh', '-c', 'echo I am $RANK'], nproc_per_node=2, echo=echo)\n"
+    )
+    done = run_script(text, job_folder)
+    ranks = {None: [0, 1], "all": [0, 1], "none": [], "1": [1]}[echo]
+    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] I am {rank}" for rank in ranks]
+    line = f"davincirunsdk: 2 workers, ranks 0, 1; logs: {job_folder}/log/"
+    assert done.stderr.startswith(line) if ranks else done.stderr == ""
+
+
+@pytest.mark.parametrize("call", ["wait_distributed_train(job)", "job.wait()", "job.stop()", "job.destroy()"])
+def test_a_forked_child_cannot_wait_for_its_parents_job(call: str, job_folder: Path) -> None:
+    """It is told so at once, where a wait would never end; the parent's job goes on."""
+    text = (
+        "import os, sys\nfrom davincirunsdk import *\n"
+        "job = start_distributed_train(['sleep', '1'], nproc_per_node=1)\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        f"    try: {call}\n"
+        "    except RuntimeError as error: os._exit(7 if 'this one was forked' in str(error) else 8)\n"
+        "    os._exit(9)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+        "assert wait_distributed_train(job) == 0\n"
+    )
+    done = run_script(text, job_folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["davincirunsdk.notebook", "davincirunsdk.notebook.sdk"])
+def test_imports_of_0_1_5(module: str) -> None:
+    """The names are there, and they are the same things."""
+    old = importlib.import_module(module)
+    for name in blocking.__all__:
+        assert getattr(old, name) is getattr(davincirunsdk, name)
+    exception = importlib.import_module("davincirunsdk.notebook.exception")
+    assert exception.DistributedRuntimeError is DistributedRuntimeError
+
+
+def test_replaced_threads_are_refused_before_the_start(
+    job_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under gevent's threads the job would run in the thread that waits for it."""
+
+    def start_new_thread(*_: object) -> int:
+        raise AssertionError
+
+    start_new_thread.__module__ = "gevent.thread"
+    monkeypatch.setattr("_thread.start_new_thread", start_new_thread)
+    with pytest.raises(RuntimeError, match="gevent has replaced this program's threads"):
+        start_and_wait_distributed_train(["touch", "ran"], nproc_per_node=1)
+    assert not (job_folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"command": ["no-such-command"]}, FileNotFoundError),
+        ({"command": ["./plain.txt"]}, PermissionError),
+        ({"command": ["true"], "rank_table": "missing/hccl.json"}, FileNotFoundError),
+    ],
+)
+def test_errors_are_of_the_kinds_that_scripts_catch(
+    arguments: dict[str, Any], kind: type[Exception], job_folder: Path
+) -> None:
+    """As `subprocess` would raise them, also after a pickle."""
+    (job_folder / "plain.txt").write_text("x")
+    with pytest.raises(kind) as caught:
+        start_and_wait_distributed_train(**{"nproc_per_node": 1, **arguments})
+    assert isinstance(caught.value, davincirunsdk.DavinciRunError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(again, kind)
+    assert str(again) == str(caught.value)
 
 
 def test_random_cache_dir(job_folder: Path) -> None:

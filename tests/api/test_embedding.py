@@ -336,7 +336,7 @@ async def many_jobs() -> None:
     ends += [await end_of(command) for _ in range(10) for command in (GOOD, GOOD, BAD)]
     after = await stock()
     assert {end: ends.count(end) for end in ends} == {
-        "WorkerSpawnError": 100,
+        "CommandNotFoundError": 100,
         "SUCCEEDED": 20,
         "DistributedRuntimeError": 10,
     }

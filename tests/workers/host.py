@@ -88,6 +88,8 @@ async def dies(death: str) -> None:
 def forgets() -> None:
     start()
     wait_for_go()
+    sys.excepthook = lambda *_: None
+    raise RuntimeError
 
 
 def forgets_in_thread() -> None:
@@ -95,6 +97,8 @@ def forgets_in_thread() -> None:
     thread.start()
     thread.join()
     wait_for_go()
+    sys.excepthook = lambda *_: None
+    raise RuntimeError
 
 
 def waits_in_thread() -> None:
@@ -110,8 +114,8 @@ WAYS: dict[str, Callable[[], object]] = {
     "wait": lambda: asyncio.run(waits()),
     "os._exit": lambda: asyncio.run(dies("os._exit")),
     "segmentation fault": lambda: asyncio.run(dies("segv")),
-    "forget": forgets,
-    "forget in a thread": forgets_in_thread,
+    "forget and raise": forgets,
+    "forget in a thread and raise": forgets_in_thread,
     "blocking wait in a thread": waits_in_thread,
     "blocking wait": lambda: wait_distributed_train(start()),
 }
