@@ -173,7 +173,7 @@ def _code_of(job: JobBody) -> int:
         What the process is to end with.
     """
     try:
-        with sigterm_ends_waiting():
+        with signals_end_waiting():
             workers = count(len(job.workers), "worker")
             try:
                 say(
@@ -243,27 +243,27 @@ def wait(job: JobBody, *, destroy: bool) -> RunResult:
         job: The job, which was started.
         destroy: Leave nothing of it when the waiting ends, in whatever way.
     """
-    with sigterm_ends_waiting():
-        interrupted = None
+    with signals_end_waiting():
+        interrupted = False
         try:
             if job._is_over:
                 # Perhaps with its loop: `asyncio.run` is over.
                 return job._outcome()
             return asyncio.run_coroutine_threadsafe(job._wait_here(), _loop_of(job)).result()
         except INTERRUPTS:
-            interrupted = time.monotonic()
+            interrupted = True
             raise
         finally:
             if destroy:
                 end(job, interrupted=interrupted)
 
 
-def end(job: JobBody, *, interrupted: float | None = None) -> None:
+def end(job: JobBody, *, interrupted: bool = False) -> None:
     """Stop what is left and wait until it is gone; another interrupt that counts hastens it.
 
     Args:
         job: The job.
-        interrupted: Monotonic second of the interrupt for which it ends, None without one.
+        interrupted: True when it ends because of an interrupt.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came meanwhile.
@@ -276,11 +276,8 @@ def end(job: JobBody, *, interrupted: float | None = None) -> None:
         try:
             asyncio.run_coroutine_threadsafe(job._end_here(now), _loop_of(job)).result()
         except INTERRUPTS as again:
-            latest = again
-            moment = time.monotonic()
-            now = now or (interrupted is not None and moment - interrupted >= COUNTS_AFTER)
-            if interrupted is None or now:
-                interrupted = moment
+            latest, now = again, interrupted
+            interrupted = True
         else:
             break
     if latest is not None:
@@ -293,31 +290,40 @@ def _loop_of(job: JobBody) -> asyncio.AbstractEventLoop:
 
 
 @contextmanager
-def sigterm_ends_waiting() -> Iterator[None]:
-    """Turn SIGTERM into an exception, where the program leaves it to its default action.
+def signals_end_waiting() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the waiting inside, where the program leaves both to their defaults.
 
-    That action comes at the end of the outermost block, when job and cache folder are gone.
+    A further one raises only when it counts: what wrappers deliver twice, and a key held down, must not
+    tear the ending that the first has begun. SIGTERM's default action comes at the end of the outermost
+    block, when job and cache folder are gone.
     """
-    usable = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if not usable:
-        yield
-        return
+    kinds: dict[signal.Signals, type[BaseException]] = {}
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            kinds[signal.SIGTERM] = Terminated
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            kinds[signal.SIGINT] = KeyboardInterrupt
+    counted = -COUNTS_AFTER
 
-    def raise_terminated(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+    def raise_if_it_counts(number: int, frame: FrameType | None) -> None:
+        nonlocal counted
+        now = time.monotonic()
+        if now - counted >= COUNTS_AFTER:
+            counted = now
+            raise kinds[signal.Signals(number)]
 
-    signal.signal(signal.SIGTERM, raise_terminated)
+    before = {number: signal.signal(number, raise_if_it_counts) for number in kinds}
     try:
         yield
     except Terminated:
+        if signal.SIGTERM not in kinds:
+            raise
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Call(Generic[T]):
@@ -376,15 +382,12 @@ def run_in_background(
 
 
 def _insist(end: Callable[[bool], None]) -> None:
-    """Call `end` until it returns; its argument is true after a further interrupt that counts."""
-    counted = time.monotonic()
+    """Call `end` until it returns; its argument is true after a further interrupt."""
     again = False
     while True:
         try:
             end(again)
         except INTERRUPTS:
-            again = time.monotonic() - counted >= COUNTS_AFTER
-            if again:
-                counted = time.monotonic()
+            again = True
         else:
             return

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from davincirunsdk import aio
-from davincirunsdk.background import background, end, run_in_background, say, sigterm_ends_waiting, wait
+from davincirunsdk.background import background, end, run_in_background, say, signals_end_waiting, wait
 from davincirunsdk.concurrency import running_loop
 from davincirunsdk.environment.compiler_cache import (
     CACHE_VARIABLE,
@@ -109,15 +109,16 @@ def _in_notebook() -> bool:
 
 def _start(options: JobOptions) -> FMKManager:
     manager = FMKManager.from_options(options)
-    try:
-        run_in_background(manager.__aenter__, hasten=lambda: manager._end_here(True))
-        background.add(manager)
-        if options.display.on_stream:
-            say(start_line(manager))
-    except BaseException:
-        # An interrupt may have come when all workers ran already.
-        end(manager)
-        raise
+    with signals_end_waiting():
+        try:
+            run_in_background(manager.__aenter__, hasten=lambda: manager._end_here(True))
+            background.add(manager)
+            if options.display.on_stream:
+                say(start_line(manager))
+        except BaseException:
+            # An interrupt may have come when all workers ran already.
+            end(manager, interrupted=True)
+            raise
     return manager
 
 
@@ -197,7 +198,7 @@ def start_and_wait_distributed_train(
     """
     _show_by_default(keywords)
     options = JobOptions.of(command, work_dir, log_dir, output_notebook=output_notebook, **keywords)
-    with sigterm_ends_waiting(), ExitStack() as stack:
+    with signals_end_waiting(), ExitStack() as stack:
         if random_cache_dir:
             folder = stack.enter_context(fresh_cache_folder())
             options = replace(options, env={CACHE_VARIABLE: str(folder), **options.env})
@@ -207,5 +208,5 @@ def start_and_wait_distributed_train(
         except BaseException:
             # An interrupt may have come between the two calls.
             if destroy_when_finished:
-                end(manager)
+                end(manager, interrupted=True)
             raise

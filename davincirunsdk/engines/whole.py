@@ -35,10 +35,10 @@ async def to_its_end(job: NodesManager) -> RunResult:
 
 def to_its_end_blocking(job: NodesManager) -> RunResult:
     """Do the same in code that is not asynchronous; see `ray.run_blocking` for signals."""
-    from davincirunsdk.background import run_in_background, sigterm_ends_waiting
+    from davincirunsdk.background import run_in_background, signals_end_waiting
 
     async def hasten() -> None:
         job.stop(now=True)
 
-    with sigterm_ends_waiting():
+    with signals_end_waiting():
         return run_in_background(lambda: to_its_end(job), hasten)
