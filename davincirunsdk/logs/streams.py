@@ -27,7 +27,7 @@ BLOCK_COST = 256
 _JOINED_BYTES = 1 << 12
 _JOINED_SECONDS = 0.05
 """Blocks up to this size that come within this time are held as one."""
-_CUT_BYTES = 1 << 13
+_CUT_BYTES = 1 << 12
 """What is cut into lines in one go."""
 _READER_SLICE = 0.005
 """Seconds after which a reader that has lines enough lets the loop run."""
@@ -225,7 +225,7 @@ class BlockStream(Feed[LogBlock]):
             if item.rank in self._gaps:
                 self._gaps.discard(item.rank)
                 self._after_gap.add(id(item))
-            elif self._items and id(self._items[-1]) not in self._after_gap:
+            elif self._items and not (self._after_gap and id(self._items[-1]) in self._after_gap):
                 if (joined := _join(self._items[-1], item)) is not None:
                     self._items[-1] = joined
                     self._held += len(item.data)
@@ -244,8 +244,9 @@ class BlockStream(Feed[LogBlock]):
     def _take(self) -> LogBlock:
         block = super()._take()
         self._held -= _cost(block)
-        self.follows_gap = id(block) in self._after_gap
-        self._after_gap.discard(id(block))
+        self.follows_gap = bool(self._after_gap) and id(block) in self._after_gap
+        if self.follows_gap:
+            self._after_gap.discard(id(block))
         return block
 
     def _forget_items(self) -> None:

@@ -383,9 +383,12 @@ class TestDiskTrouble:
 
     NUMBERED = "import os\nfor i in range({count}): os.write(1, b'%07d\\n' % i * 8192)"
 
-    @pytest.mark.parametrize(("watched", "count"), [(True, 40), (False, 256)])
-    async def test_standing_disk_of_one_worker(self, watched: bool, count: int, standing: int) -> None:
+    @pytest.mark.parametrize(("watched", "count"), [(True, 40), (False, 64)])
+    async def test_standing_disk_of_one_worker(
+        self, watched: bool, count: int, standing: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """No worker waits, a reader gets its lines, and when the disk goes on it gets all in order."""
+        monkeypatch.setattr("davincirunsdk.supervision.attempt._DISK_PATIENCE", 60.0)
         program = self.NUMBERED.format(count=count)
         async with FMKManager([PY, "-c", program], nproc_per_node=2) as manager:
             lines = manager.logs([0]) if watched else None
@@ -412,8 +415,9 @@ class TestDiskTrouble:
         self, standing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """What no memory is left for is counted and said once; the worker goes on."""
-        monkeypatch.setattr("davincirunsdk.logs.spare.SPARE_BYTES", 4 << 20)
-        program = self.NUMBERED.format(count=256)
+        monkeypatch.setattr("davincirunsdk.logs.spare.SPARE_BYTES", 1 << 20)
+        monkeypatch.setattr("davincirunsdk.supervision.attempt._DISK_PATIENCE", 60.0)
+        program = self.NUMBERED.format(count=64)
         async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
             async for event in manager.events():
                 if event.kind == "exited":
@@ -426,8 +430,8 @@ class TestDiskTrouble:
             got += _drink(standing)
             result = await waiting
         assert result.exit_code == 0
-        whole = b"".join(b"%07d\n" % i * 8192 for i in range(256))
-        assert whole.startswith(got[: 4 << 20])
+        whole = b"".join(b"%07d\n" % i * 8192 for i in range(64))
+        assert whole.startswith(got[: 1 << 20])
         assert len(got) + result.lost_log_bytes == len(whole)
         assert sum("stands still" in record.getMessage() for record in caplog.records) == 1
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from davincirunsdk import FMKManager
+from davincirunsdk.logs import streams
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream, LogHub
 from davincirunsdk.types import LogBlock
 
@@ -77,18 +78,19 @@ async def test_a_history_of_events_does_not_hold_the_loop() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_bounds_count_what_a_block_really_needs(ranks: int) -> None:
+def test_bounds_count_what_a_block_really_needs(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One-byte blocks, full of their own weight, stay within the bounds of history and stream."""
+    monkeypatch.setattr(streams, "_HISTORY_BYTES", 1 << 16)
     hub = LogHub(None)
-    stream = hub.subscribe(None, 1 << 20)
+    stream = hub.subscribe(None, 1 << 16)
     tracemalloc.start()
     try:
-        for number in range(1 << 20):
-            hub.publish(block(b"x", number % ranks, number * 1e-4))
+        for number in range(1 << 14):
+            hub.publish(block(b"x", number % ranks, number * 1e-3))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 4 << 20
+    assert held < 1 << 19
     stream.close()
 
 
