@@ -329,6 +329,12 @@ def clean_up(yes: bool) -> None:
     "--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True, help="Folder that is `/`."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per finding and line.")
+@click.option(
+    "--where",
+    "show_where",
+    is_flag=True,
+    help="Say which source gives size and place of a job here; no check.",
+)
 def doctor(
     rank_table: Path | None,
     log_dir: Path,
@@ -336,8 +342,18 @@ def doctor(
     nodes: tuple[str, ...],
     root: Path,
     as_json: bool,
+    show_where: bool,
 ) -> None:
     """Check this node before a long job; exit code 0, 1 for warnings, 3 for a fault."""
+    if show_where:
+        from davincirunsdk.ctl import whereabouts
+
+        found = whereabouts.look(rank_table, root)
+        if as_json:
+            click.echo(json.dumps(whereabouts.as_data(found), ensure_ascii=False))
+        else:
+            click.echo("\n".join(whereabouts.lines(found)))
+        sys.exit(_FAULT if found.problem else 0)
     from davincirunsdk.ctl.doctor import Site, examine, worst
 
     findings = examine(
