@@ -40,7 +40,8 @@ def lines(found: Whereabouts) -> Iterator[str]:
         more = f" and {len(cluster.node.devices) - 16} more" if len(cluster.node.devices) > 16 else ""
         yield f"a job here: node {cluster.node_rank} of {count}, {cluster.world_size} workers in all"
         yield f"on this node: {devices}{more}"
-        yield f"workers meet at {printable(cluster.master_addr)}, port {cluster.master_port or 'any free one'}"
+        port = cluster.master_port or "any free one"
+        yield f"workers meet at {printable(cluster.master_addr)}, port {port}"
     for note in found.notes:
         yield printable(note)
     if found.problem:
