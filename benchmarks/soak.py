@@ -6,9 +6,10 @@
 Each round starts `davincirun` with four workers: one that obeys SIGTERM, one that is deaf to it, one
 with a deaf helper in another session, one with a deaf daemon that forked twice. The supervisor gets
 SIGKILL 0 to 400 ms after its start, 0 to 400 ms after the moment in which it made its log folder,
-which is just before the first worker, or 0.4 to 2 s after its start. Everything that has the round's
-variable in its environment and is alive 3 s later is counted, and apart from that the guardians that
-have not left by then; one that is there 10 s after the kill counts as left over.
+which is just before the first worker, or 0.4 to 2 s after its start. In every second round the guardian
+is killed in the same moment, with neither having time to act. Everything that has the round's variable
+in its environment and is alive a grace period and 3 s later is counted, and apart from that the
+guardians that have not left by then; one that is there 10 s after the kill counts as left over.
 
 `--jobs` starts and ends jobs in one process in every way (success, failure, command not found, stop,
 kill, cancellation, leaving the block) and compares descriptors, threads, tasks, children and memory
@@ -37,7 +38,8 @@ from davincirunsdk import DavinciRunError, FMKManager
 
 KINDS = ("obedient", "deaf", "setsid", "double-fork-setsid")
 WORKER = Path(__file__).parents[1] / "tests" / "workers" / "kinds.py"
-LIMIT = 3.0
+GRACE = 1.0
+LIMIT = GRACE + 3.0
 VARIABLE = "DAVINCIRUN_SOAK"
 
 
@@ -59,7 +61,11 @@ def kill_supervisors(rounds: int, lanes: int, seed: int) -> int:
     """Run the rounds and print what was left."""
     chance = random.Random(seed)
     moments = [
-        (number % 5 in (1, 3), chance.uniform(0.4, 2.0) if number % 5 == 4 else chance.uniform(0, 0.4))
+        (
+            number % 5 in (1, 3),
+            chance.uniform(0.4, 2.0) if number % 5 == 4 else chance.uniform(0, 0.4),
+            number % 2 == 1,
+        )
         for number in range(rounds)
     ]
     began = time.monotonic()
@@ -85,13 +91,16 @@ def kill_supervisors(rounds: int, lanes: int, seed: int) -> int:
     return 1 if left else 0
 
 
-def one_round(folder: Path, from_log_folder: bool, moment: float) -> tuple[list[str], int, float, bool]:
+def one_round(
+    folder: Path, from_log_folder: bool, moment: float, with_guardian: bool
+) -> tuple[list[str], int, float, bool]:
     """Start a supervisor, kill it, and look.
 
     Args:
         folder: The round's own; its name is the variable's value.
         from_log_folder: Count the moment from the making of the log folder, not from the start.
         moment: Seconds until the kill.
+        with_guardian: Kill its guardian in the same moment.
 
     Returns:
         What is left, how many processes had recorded themselves, seconds until no process of the job
@@ -101,6 +110,7 @@ def one_round(folder: Path, from_log_folder: bool, moment: float) -> tuple[list[
     records.mkdir(parents=True)
     command = [sys.executable, "-S", "-E", str(WORKER), str(records), ",".join(KINDS)]
     options = ["--nproc-per-node", str(len(KINDS)), "--echo", "none", "--log-dir", str(folder / "log")]
+    options += ["--grace-period", str(GRACE)]
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "davincirunsdk", *options, *command],
         stdout=subprocess.DEVNULL,
@@ -112,6 +122,8 @@ def one_round(folder: Path, from_log_folder: bool, moment: float) -> tuple[list[
     while from_log_folder and not (folder / "log").exists() and supervisor.poll() is None:
         time.sleep(0.001)
     time.sleep(moment)
+    if with_guardian:
+        kill_together(psutil.Process(supervisor.pid))
     supervisor.kill()
     killed = time.monotonic()
     supervisor.wait()
@@ -136,6 +148,21 @@ def one_round(folder: Path, from_log_folder: bool, moment: float) -> tuple[list[
         except psutil.Error:
             continue
     return names, len(list(records.glob("[!.]*"))), took, guardian_late
+
+
+def kill_together(supervisor: psutil.Process) -> None:
+    """Stop a supervisor and its guardian, so that neither acts between the two kills."""
+    pair = [supervisor]
+    try:
+        supervisor.suspend()
+        pair += [child for child in supervisor.children() if child.name() == "job-guardian"]
+        for process in pair:
+            process.suspend()
+        for process in pair:
+            process.kill()
+    except psutil.NoSuchProcess:
+        # It was too early for one of them.
+        return
 
 
 def marked(value: str) -> tuple[list[psutil.Process], list[psutil.Process]]:

@@ -54,7 +54,8 @@ class Ending:
         note: Takes the keys of those that are told here, for whoever may have to go on with it.
 
     Attributes:
-        refused: Processes that may not be signalled.
+        refused: Processes that may not be signalled, by key.
+        left: Processes that `end` has given up: refused ones, and those stuck in the kernel.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Ending:
         note: Callable[[Collection[tuple[int, int]]], object] = len,
     ) -> None:
         self.refused: dict[tuple[int, int], MarkedProcess] = {}
+        self.left: tuple[MarkedProcess, ...] = ()
         self._tree = tree
         self._tops = tops
         self._deadline = deadline
@@ -116,7 +118,7 @@ class Ending:
         killed, again and again until a look finds nothing: a process may fork while it is ended.
 
         Returns:
-            Every process that was found; one that is stuck in the kernel may still be there.
+            Every process that was found and has ended.
         """
         with self._busy:
             return tuple(self._end().values())
@@ -129,9 +131,10 @@ class Ending:
             if now < settled:
                 self._wait(living, settled)
             else:
-                found.update({process.key: process for process in living})
                 if now > limit + _UNKILLABLE_AFTER or all(one.key in self.refused for one in living):
+                    self.left = tuple(living)
                     break
+                found.update({process.key: process for process in living})
                 if now >= limit:
                     for process in living:
                         self._send(process, signal.SIGKILL)
@@ -139,6 +142,8 @@ class Ending:
                 else:
                     self._wait(living, self._tell(living))
             self._tree.reap_adopted(living)
+        for process in self.left:
+            found.pop(process.key, None)
         return found
 
     def _tell(self, living: Collection[MarkedProcess]) -> float:

@@ -349,6 +349,13 @@ class Attempt:
         self._deadline = min(self._deadline, time.monotonic() + self._grace_period)
         ending = self._look(self._ending().end)
         found = await self._result_of(ending, ())
+        for process in self._ending().left:
+            why = (
+                "cannot be signalled (operation not permitted): it runs as another user"
+                if process.key in self._ending().refused
+                else "does not end after SIGKILL: it is stuck in the kernel"
+            )
+            self._warn(f"{process.command}, pid {process.pid}, outlived its worker and {why}")
         # A worker that got our SIGTERM may take its time with its helpers: only those of a job
         # that ended by itself are worth a word.
         self._leftovers = tuple(Leftover(pid=process.pid, command=process.command) for process in found)
