@@ -155,7 +155,7 @@ def kill_together(supervisor: psutil.Process) -> None:
     pair = [supervisor]
     try:
         supervisor.suspend()
-        pair += [child for child in supervisor.children() if child.name() == "job-guardian"]
+        pair += [child for child in supervisor.children() if is_guardian(child)][:1]
         for process in pair:
             process.suspend()
         for process in pair:
@@ -175,11 +175,15 @@ def marked(value: str) -> tuple[list[psutil.Process], list[psutil.Process]]:
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    is_guardian = process.name().startswith("job-")
-                    (guardians if is_guardian else workers).append(process)
+                    (guardians if is_guardian(process) else workers).append(process)
         except (psutil.Error, OSError):
             continue
     return workers, guardians
+
+
+def is_guardian(process: psutil.Process) -> bool:
+    """Tell a guardian or its standby from what they end."""
+    return process.cmdline()[1:4] == ["-I", "-S", "-c"]
 
 
 async def run_jobs(count: int) -> int:

@@ -539,7 +539,7 @@ class FMKManager(JobBody):
             # One just started may have ended, and nobody knows yet that it is not an orphan.
             self._reap_orphans()
         else:
-            reap_orphans(but={*pids, guardian.pid()})
+            reap_orphans(but={*pids, *guardian.pids()})
 
     def _note_progress(self, rank: int, progress: Progress) -> None:
         self._channels.emit(

@@ -36,7 +36,7 @@ _PROGRAM = """
 import sys
 sys.path.append({root!r})
 from davincirunsdk.leftovers.guardian_main import main
-main({supervisor}, {standby})
+main({supervisor}, {first})
 """
 
 _BOOTSTRAP = "import os; exec(os.read(0, 65536))"
@@ -68,7 +68,8 @@ class Guardian:
         self._outputs: dict[int, _Output] = {}
         self._told: dict[str, set[tuple[int, int]]] = {}
         self._folders: set[str] = set()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: tuple[subprocess.Popen[bytes], ...] = ()
+        self._leaving: list[subprocess.Popen[bytes]] = []
         self._channels: tuple[socket.socket, ...] = ()
         self._held_up: set[socket.socket] = set()
         os.register_at_fork(after_in_child=self._forget)
@@ -85,10 +86,10 @@ class Guardian:
         """
         with self._lock:
             self._jobs[mark] = ["watch", mark, repr(grace_period), str(since_boot() - 1)]
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            else:
+            if self._are_there():
                 self._tell(self._jobs[mark])
+            else:
+                self._start()
 
     def watch_worker(self, mark: str, pid: int, rank: int, share: Callable[[], list[int]]) -> None:
         """Have a worker told first, and its output kept, if this process dies.
@@ -151,15 +152,15 @@ class Guardian:
             self._tell(["release", mark])
             if self._jobs:
                 return
-            process, self._process = self._process, None
-            self._let_go()
-        if process is None:
-            return
-        try:
-            process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._dismiss()
+            leaving = [*self._leaving, *self._processes]
+            self._processes, self._leaving = (), []
+        for process in leaving:
+            try:
+                process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def watch_folder(self, folder: Path) -> None:
         """Have a folder removed if this process dies while it has a job.
@@ -177,53 +178,47 @@ class Guardian:
             self._folders.discard(str(folder))
             self._tell(["no folder", str(folder)])
 
-    def pid(self) -> int | None:
-        """Pid of the guardian, None while there is no job; the standby is its child."""
-        process = self._process
-        return process.pid if process is not None else None
+    def pids(self) -> tuple[int, ...]:
+        """Pids of the guardian and its standby, none while there is no job."""
+        return tuple(process.pid for process in self._processes)
 
     def revive(self) -> None:
-        """Start both again if somebody ended the guardian while jobs run."""
+        """Start both again if somebody ended one of them while jobs run."""
         with self._lock:
-            if self._jobs and self._process is not None and self._process.poll() is not None:
+            if self._jobs and self._processes and not self._are_there():
                 self._start()
 
+    def _are_there(self) -> bool:
+        return bool(self._processes) and all(process.poll() is None for process in self._processes)
+
     def _start(self) -> None:
-        self._let_go()
         if not sys.executable:
             raise OSError("sys.executable is empty, so no Python can be started")
+        self._dismiss()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-        self._channels = tuple(ours for ours, _ in pairs)
-        theirs = [end for _, end in pairs]
-        for channel in self._channels:
-            channel.settimeout(_PATIENCE)
-        program = _PROGRAM.format(
-            root=str(Path(__file__).parents[2]), supervisor=os.getpid(), standby=theirs[1].fileno()
-        )
+        started: list[subprocess.Popen[bytes]] = []
         try:
-            # Everything is told before the guardians exist; the sockets' buffers keep it.
-            self._channels[0].send(os.fsencode(program))
-            self._tell(*(["folder", folder] for folder in self._folders), *self._jobs.values())
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP],
-                stdin=theirs[0].fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs[1].fileno()],
-                cwd="/",
-                # It is not part of an outer job, whose sweep would take it for a leftover.
-                env={name: value for name, value in os.environ.items() if name != JOB_MARK},
-                start_new_session=True,
-            )
+            for ours, theirs in pairs:
+                program = _PROGRAM.format(
+                    root=str(Path(__file__).parents[2]),
+                    supervisor=os.getpid(),
+                    first=started[0].pid if started else 0,
+                )
+                ours.send(os.fsencode(program))
+                started.append(_start_python(theirs))
         finally:
-            for end in theirs:
-                end.close()
+            for _, theirs in pairs:
+                theirs.close()
+            self._leaving.extend(self._processes)
+            self._channels, self._processes = tuple(ours for ours, _ in pairs), tuple(started)
+        # The sockets' buffers keep it until they are ready.
+        self._tell(*(["folder", folder] for folder in self._folders), *self._jobs.values())
         for pid, output in tuple(self._outputs.items()):
             self._tell_output(pid, output)
         for mark, keys in self._told.items():
             self._tell_told(mark, keys)
 
-    def _let_go(self) -> None:
+    def _dismiss(self) -> None:
         for channel in self._channels:
             try:
                 # Without jobs, or replaced: a standby whose guardian was killed would wait on.
@@ -277,7 +272,20 @@ class Guardian:
             channel.close()
         self._lock = threading.Lock()
         self._jobs, self._outputs, self._told, self._folders = {}, {}, {}, set()
-        self._process, self._channels, self._held_up = None, (), set()
+        self._processes, self._leaving, self._channels, self._held_up = (), [], (), set()
+
+
+def _start_python(orders: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP],
+        stdin=orders.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        # It is not part of an outer job, whose sweep would take it for a leftover.
+        env={name: value for name, value in os.environ.items() if name != JOB_MARK},
+        start_new_session=True,
+    )
 
 
 guardian: Guardian = Guardian()

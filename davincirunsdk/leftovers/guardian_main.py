@@ -9,6 +9,7 @@ import _socket
 import os
 import select
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 _CLEAN_LOOKS = 3
 """Looks without a find, 0.1 s apart, before a guardian leaves: a worker may be at its exec just now."""
-
-_STANDBYS = 20
-"""Standbys in a row; one that cannot live must not be started for ever."""
 
 _WARM_AFTER = 1000
 """Milliseconds of quiet after which what the clean-up needs is loaded: not in the rush of the start."""
@@ -113,12 +111,12 @@ def close_all(descriptors: list[int]) -> None:
         os.close(descriptors.pop())
 
 
-def main(supervisor: int, standby: int) -> None:
-    """Be the guardian, and have a standby: orders come on descriptor 0.
+def main(supervisor: int, first: int) -> None:
+    """Be a guardian: orders come on descriptor 0.
 
     Args:
         supervisor: Pid of the process to outlive.
-        standby: Descriptor that the standby's orders come on.
+        first: Pid of the guardian that this one is the standby of, 0 for that guardian itself.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         # Ctrl-C, hang-up and a batch system's SIGTERM are meant for the supervisor, which ends us.
@@ -127,8 +125,16 @@ def main(supervisor: int, standby: int) -> None:
         except OSError:
             continue
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    call_this_process("job-guardian")
-    _Guard(Watch(supervisor), 0, standby).run()
+    call_this_process("job-standby" if first else "job-guardian")
+    watch = Watch(supervisor)
+    # Its number may be another's by now: then that is not a child of the supervisor.
+    guardian = _Life(first, bool(first) and _parent_of(first) == supervisor)
+    _serve(watch)
+    if not watch.dismissed and (watch.jobs or watch.folders):
+        # The standby looks whether anything is left when the guardian has done it, or is gone.
+        guardian.wait()
+        clean(watch)
+    os._exit(0)
 
 
 def call_this_process(name: str) -> None:
@@ -141,111 +147,56 @@ def call_this_process(name: str) -> None:
         return
 
 
-class _Guard:
-    """One of the two, from its start to its end.
-
-    Args:
-        watch: What is known already.
-        channel: Where orders come in.
-        standby: Where the standby's come in; -1 for the standby itself.
-        first: Pid of the guardian that this is the standby of.
-    """
-
-    def __init__(self, watch: Watch, channel: int, standby: int, first: int = 0) -> None:
-        self._watch = watch
-        self._channel = channel
-        self._standby = standby
-        self._first = first
-        self._socket = _socket.socket(fileno=channel)
-        self._child = 0
-        self._started = 0
-
-    def run(self) -> None:
-        """Watch, and clean up where that falls to this one; does not return."""
-        if self._standby >= 0:
-            self._start_standby()
-        self._serve()
-        if not self._watch.dismissed and (self._watch.jobs or self._watch.folders):
-            if self._first:
-                # It may be at it already.
-                _Life(self._first, os.getppid() == self._first).wait()
-            clean(self._watch)
-        elif self._child:
-            # A supervisor that inherits orphans would have to reap it.
-            _Life(self._child, True).wait(2.0)
-            os.waitpid(self._child, os.WNOHANG)
-        os._exit(0)
-
-    def _start_standby(self) -> None:
-        if self._started > _STANDBYS:
-            return
-        self._started += 1
-        guardian = os.getpid()
-        try:
-            self._child = os.fork()
-        except OSError:
-            # The limit on processes: one is better than none.
-            self._child = 0
-            return
-        if self._child == 0:
-            os.setsid()
-            call_this_process("job-standby")
-            os.dup2(os.open("/dev/null", os.O_RDWR), self._channel)
-            self._socket.detach()
-            _Guard(self._watch, self._standby, -1, guardian).run()
-
-    def _serve(self) -> None:
-        """Take orders until the supervisor is gone or lets us go."""
-        supervisor = _Life(
-            self._watch.supervisor, bool(self._first) or os.getppid() == self._watch.supervisor
-        )
-        child = _Life(self._child, True) if self._child else None
-        warm = False
-        while True:
-            poll = select.poll()
-            poll.register(self._channel, select.POLLIN)
-            for life in (supervisor, child):
-                if life is not None and life.handle is not None:
-                    poll.register(life.handle, select.POLLIN)
-            step = _STEP if supervisor.handle is None else None if warm else _WARM_AFTER
-            ready = {descriptor for descriptor, _ in poll.poll(step)}
-            if self._channel in ready:
-                # All that it has told comes before its end.
-                if not self._take_order() or self._watch.dismissed:
-                    return
-            elif supervisor.is_over():
+def _serve(watch: Watch) -> None:
+    """Take orders until the supervisor is gone or lets us go."""
+    supervisor = _Life(watch.supervisor, os.getppid() == watch.supervisor)
+    orders = _socket.socket(fileno=0)
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    if supervisor.handle is not None:
+        poll.register(supervisor.handle, select.POLLIN)
+    warm = False
+    while not watch.dismissed:
+        step = _STEP if supervisor.handle is None else None if warm else _WARM_AFTER
+        ready = {descriptor for descriptor, _ in poll.poll(step)}
+        if 0 in ready:
+            # All that it has told comes before its end.
+            if not _take_order(orders, watch):
                 return
-            elif child is not None and child.is_over():
-                os.waitpid(self._child, 0)
-                child.close()
-                self._start_standby()
-                child = _Life(self._child, True) if self._child else None
-            elif not warm:
-                import davincirunsdk.leftovers.drain
-                import davincirunsdk.leftovers.ending
-                import davincirunsdk.leftovers.process_tree  # noqa: F401 - loaded now, used by `clean`
+        elif supervisor.is_over():
+            return
+        elif not warm:
+            # What the clean-up needs is loaded after the rush of the start, while all is well.
+            import davincirunsdk.leftovers.drain
+            import davincirunsdk.leftovers.ending
+            import davincirunsdk.leftovers.process_tree  # noqa: F401 - loaded now, used by `clean`
 
-                warm = True
-
-    def _take_order(self) -> bool:
-        try:
-            message, extra, _, _ = self._socket.recvmsg(
-                65536, _socket.CMSG_SPACE(4 * 4), _socket.MSG_CMSG_CLOEXEC
-            )
-        except OSError:
-            return False
-        descriptors = [
-            int.from_bytes(data[place : place + 4], "little" if _IS_LITTLE else "big")
-            for _, kind, data in extra
-            if kind == _socket.SCM_RIGHTS
-            for place in range(0, len(data), 4)
-        ]
-        if message:
-            self._watch.take(message, descriptors)
-        return bool(message)
+            warm = True
 
 
-_IS_LITTLE = memoryview(b"\x01\x00").cast("H")[0] == 1
+def _take_order(orders: _socket.socket, watch: Watch) -> bool:
+    """Take one order; False when there will be none any more."""
+    try:
+        message, extra, _, _ = orders.recvmsg(65536, _socket.CMSG_SPACE(4 * 4), _socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return False
+    descriptors = [
+        int.from_bytes(data[place : place + 4], sys.byteorder)
+        for _, kind, data in extra
+        if kind == _socket.SCM_RIGHTS
+        for place in range(0, len(data), 4)
+    ]
+    if message:
+        watch.take(message, descriptors)
+    return bool(message)
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 class _Life:
@@ -278,25 +229,15 @@ class _Life:
         poll.register(self.handle, select.POLLIN)
         return bool(poll.poll(0))
 
-    def wait(self, patience: float | None = None) -> None:
-        """Wait for its end, for some seconds at most, or as long as it takes: it has bounds of its own."""
-        limit = None if patience is None else time.monotonic() + patience
+    def wait(self) -> None:
+        """Wait for its end, as long as it takes: it has bounds of its own."""
         while not self.is_over():
-            left = None if limit is None else limit - time.monotonic()
-            if left is not None and left <= 0:
-                return
             if self.handle is None:
                 time.sleep(0.1)
             else:
                 poll = select.poll()
                 poll.register(self.handle, select.POLLIN)
-                poll.poll(None if left is None else 1000 * left)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        if self.handle is not None:
-            os.close(self.handle)
-            self.handle = None
+                poll.poll()
 
     def _look(self) -> int:
         from davincirunsdk.leftovers.proc import Proc

@@ -58,8 +58,8 @@ class ProcessTree:
 
     Args:
         marks: The jobs' marks, as in the workers' environment.
-        guardian: Given where this process inherits orphans and has no children but those of the
-            job and this one: its pid.
+        guardians: Given where this process inherits orphans and has no children but those of the
+            job and these: their pids.
         proc: Where to look.
         since: The `since_boot` tick before which no process of the job can have been started.
     """
@@ -67,13 +67,13 @@ class ProcessTree:
     def __init__(
         self,
         *marks: str,
-        guardian: Callable[[], int | None] | None = None,
+        guardians: Callable[[], Collection[int]] | None = None,
         proc: Proc | None = None,
         since: int = 0,
     ) -> None:
         self.proc = proc or Proc()
         self._marks = marks
-        self._guardian = guardian
+        self._guardians = guardians
         self._since = since
         self._tops: dict[int, Top] = {}
         self._limits = {limit_of(mark) for mark in marks}
@@ -169,10 +169,10 @@ class ProcessTree:
 
     def _is_inherited(self, process: MarkedProcess) -> bool:
         return (
-            self._guardian is not None
+            self._guardians is not None
             and process.parent == os.getpid()
             and process.pid not in self._tops
-            and process.pid != self._guardian()
+            and process.pid not in self._guardians()
         )
 
     def _reap_orphan(self, zombie: MarkedProcess) -> None:

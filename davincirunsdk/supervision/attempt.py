@@ -705,7 +705,7 @@ class Attempt:
         if self._known_tree is None:
             self._known_tree = ProcessTree(
                 self._mark,
-                guardian=guardian.pid if self._inherits_orphans else None,
+                guardians=guardian.pids if self._inherits_orphans else None,
                 since=self._since,
             )
         return self._known_tree

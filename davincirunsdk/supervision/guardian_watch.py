@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import Patience, in_thread_or_here, until_readable
@@ -42,23 +43,23 @@ class GuardianWatch:
         self._revivals = 0
 
     async def watch(self) -> None:
-        """Wait for the end of the guardian, and post it."""
-        pid = guardian.pid()
-        if pid is None:
-            return
+        """Wait for the end of the guardian or of its standby, and post it."""
+        handles: list[int] = []
         try:
-            handle = os.pidfd_open(pid)
+            with select.epoll() as either:
+                for pid in guardian.pids():
+                    handles.append(os.pidfd_open(pid))
+                    either.register(handles[-1], select.EPOLLIN)
+                ended = bool(handles) and await until_readable(either.fileno(), self._waits, self._over)
         except ProcessLookupError:
             # Ended and reaped already, by a host program that reaps everything.
-            self._post(GuardianEnded())
-            return
+            ended = True
         except (AttributeError, OSError):
-            # Kernels before 5.3: the guardian is looked at when the next job starts.
-            return
-        try:
-            ended = await until_readable(handle, self._waits, self._over)
+            # Kernels before 5.3: they are looked at when the next job starts.
+            ended = False
         finally:
-            os.close(handle)
+            for handle in handles:
+                os.close(handle)
         if ended:
             self._post(GuardianEnded())
 
