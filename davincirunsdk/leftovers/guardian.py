@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from davincirunsdk.leftovers.mark import JOB_MARK
-from davincirunsdk.leftovers.proc import since_boot
+from davincirunsdk.leftovers.proc import Proc, since_boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -36,7 +36,7 @@ _PROGRAM = """
 import sys
 sys.path.append({root!r})
 from davincirunsdk.leftovers.guardian_main import main
-main({supervisor}, {first})
+main({supervisor}, {first}, {first_started})
 """
 
 _BOOTSTRAP = "import os; exec(os.read(0, 65536))"
@@ -199,10 +199,12 @@ class Guardian:
         started: list[subprocess.Popen[bytes]] = []
         try:
             for ours, theirs in pairs:
+                first = Proc().look(started[0].pid) if started else None
                 program = _PROGRAM.format(
                     root=str(Path(__file__).parents[2]),
                     supervisor=os.getpid(),
                     first=started[0].pid if started else 0,
+                    first_started=first.started if first is not None else 0,
                 )
                 ours.send(os.fsencode(program))
                 started.append(_start_python(theirs))

@@ -111,12 +111,13 @@ def close_all(descriptors: list[int]) -> None:
         os.close(descriptors.pop())
 
 
-def main(supervisor: int, first: int) -> None:
+def main(supervisor: int, first: int, first_started: int) -> None:
     """Be a guardian: orders come on descriptor 0.
 
     Args:
         supervisor: Pid of the process to outlive.
         first: Pid of the guardian that this one is the standby of, 0 for that guardian itself.
+        first_started: Tick of its start, 0 if unknown: its number may be another's by now.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         # Ctrl-C, hang-up and a batch system's SIGTERM are meant for the supervisor, which ends us.
@@ -127,8 +128,7 @@ def main(supervisor: int, first: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     call_this_process("job-standby" if first else "job-guardian")
     watch = Watch(supervisor)
-    # Its number may be another's by now: then that is not a child of the supervisor.
-    guardian = _Life(first, bool(first) and _parent_of(first) == supervisor)
+    guardian = _Life(first, bool(first) and _started(first) == first_started)
     _serve(watch)
     if not watch.dismissed and (watch.jobs or watch.folders):
         # The standby looks whether anything is left when the guardian has done it, or is gone.
@@ -191,12 +191,14 @@ def _take_order(orders: _socket.socket, watch: Watch) -> bool:
     return bool(message)
 
 
-def _parent_of(pid: int) -> int:
+def _started(pid: int) -> int:
+    """Tick of a living process's start, -1 if it is dead, 0 if it is gone or cannot be seen."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return 0
+    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 class _Life:
@@ -217,14 +219,14 @@ class _Life:
             self._gone = True
         except (AttributeError, OSError):
             # An older kernel or a container's filter: looked at now and then.
-            self._started = self._look()
+            self._started = _started(pid)
 
     def is_over(self) -> bool:
         """Tell whether it has ended."""
         if self._gone:
             return True
         if self.handle is None:
-            return self._look() != self._started
+            return _started(self._pid) != self._started
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return bool(poll.poll(0))
@@ -238,12 +240,6 @@ class _Life:
                 poll = select.poll()
                 poll.register(self.handle, select.POLLIN)
                 poll.poll()
-
-    def _look(self) -> int:
-        from davincirunsdk.leftovers.proc import Proc
-
-        seen = Proc().look(self._pid)
-        return -1 if seen is None or seen.is_dead else seen.started
 
 
 def clean(watch: Watch) -> None:
