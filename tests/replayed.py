@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import anyio
 from failure_cases import REPLAY, faults_of_report, write_folder, write_plan
 
 from davincirunsdk import DistributedRuntimeError, FMKManager
 from davincirunsdk.diagnosis.explain import explain_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from failure_cases import Case
@@ -58,23 +61,51 @@ async def _run(case: Case, folder: Path, *, fail_fast: bool) -> FailureReport | 
     meeting = folder / "meeting"
     meeting.mkdir()
     command = [sys.executable, "-S", "-E", str(REPLAY), str(plan), str(meeting)]
-    try:
-        async with FMKManager(
-            command,
-            log_dir=folder / "log",
-            nproc_per_node=len(case.scripts),
-            fail_fast=fail_fast,
-            grace_period=5.0,
-        ) as manager:
-            try:
+    return await report_of(command, len(case.scripts), folder / "log", fail_fast=fail_fast)
+
+
+async def report_of(
+    command: list[str],
+    count: int,
+    log_dir: Path,
+    *,
+    fail_fast: bool = True,
+    framework: str = "auto",
+    meanwhile: Callable[[FMKManager], Awaitable[None]] | None = None,
+) -> FailureReport | None:
+    """Run a job that fails.
+
+    Args:
+        command: The workers' command.
+        count: How many of them.
+        log_dir: Folder of the log files.
+        fail_fast: Whether siblings are stopped at the first bad end.
+        framework: As in `FMKManager`.
+        meanwhile: What is done while it runs.
+
+    Returns:
+        Its report; None when it did not fail.
+    """
+    manager = FMKManager(
+        command,
+        log_dir=log_dir,
+        nproc_per_node=count,
+        fail_fast=fail_fast,
+        framework=framework,
+        grace_period=5.0,
+    )
+    with suppress(DistributedRuntimeError):
+        async with manager:
+            if meanwhile is not None:
+                await meanwhile(manager)
+            with suppress(DistributedRuntimeError):
                 await manager.wait()
-            finally:
-                # Without fail fast `wait` hears of the first failure; the job goes on to its end.
-                for _ in range(0 if fail_fast else 400):
-                    if all(worker.ended is not None for worker in manager.workers):
-                        break
+            # Without fail fast the first bad end is told at once, and judged again when all is over.
+            with anyio.fail_after(60):
+                while any(worker.state in _ALIVE for worker in manager.workers):
                     await asyncio.sleep(0.02)
-    except DistributedRuntimeError:
-        # Judged again when all is over.
-        return manager.error.report if isinstance(manager.error, DistributedRuntimeError) else None
-    return None
+    report: FailureReport | None = getattr(manager.error, "report", None)
+    return report
+
+
+_ALIVE = ("PENDING", "RUNNING", "STOPPING")
