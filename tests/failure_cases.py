@@ -190,6 +190,27 @@ def write_folder(case: Case, folder: Path) -> None:
     (folder / "job-events.jsonl").write_text("".join(lines))
 
 
+def write_as_others_do(case: Case, launcher: str, folder: Path) -> None:
+    """Write the logs that msrun or torchrun leaves behind; neither tells exit codes or times.
+
+    Args:
+        case: The failure.
+        launcher: `msrun` or `torchrun`.
+        folder: Where; it must be there.
+    """
+    for rank, script in case.scripts.items():
+        data = script.text.encode("utf-8", "surrogateescape")
+        if launcher == "msrun":
+            (folder / f"worker_{rank}.log").write_bytes(data)
+            continue
+        own = folder / "none_3k2vx9" / "attempt_0" / str(rank)
+        own.mkdir(parents=True)
+        (own / "stdout.log").write_bytes(b"")
+        (own / "stderr.log").write_bytes(data)
+    if launcher == "msrun":
+        (folder / "scheduler.log").write_text("[WARNING] DISTRIBUTED: the cluster is built\n")
+
+
 def _code(script: Script) -> int:
     if script.end == "stop":
         return -signal.SIGTERM if script.code_after_term is None else script.code_after_term
@@ -247,6 +268,8 @@ def faults_of_case(case: Case) -> list[str]:
         faults.append("says neither verdict nor ranks")
     if unknown := set(case.modes) - set(MODES):
         faults.append(f"unknown modes: {unknown}")
+    if "end" in case.modes and any(script.end == "stop" for script in case.scripts.values()):
+        faults.append("in mode end nobody stops it")
     return faults
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from failure_cases import CORPUS, faults_of_case, read_corpus
+from failure_cases import CORPUS, faults_of_case, read_corpus, write_as_others_do
 from replayed import replay
+
+from davincirunsdk.diagnosis.explain import explain_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,3 +52,29 @@ def test_the_report_is_right(case: Case, mode: str, tmp_path: Path) -> None:
     """Verdict, ranks and words; nobody named who must not be, no hint that is false."""
     faults, text = replay(case, mode, tmp_path)
     assert not faults, text
+
+
+IN_WORDS_ALONE = (
+    "peer-out-of-memory-others-wait",
+    "one-device-held",
+    "connect-timeout-one-never-came",
+    "hbm-ecc",
+    "set-device-invalid",
+    "rank-raises-scheduler-blames-node",
+    "watchdogs-after-a-type-error",
+    "missing-module-alike",
+    "oom-alike-different-numbers",
+    "chinese-exception",
+)
+"""Cases whose lines tell enough without exit codes and times."""
+
+
+@pytest.mark.parametrize("launcher", ["msrun", "torchrun"])
+@pytest.mark.parametrize("name", IN_WORDS_ALONE)
+def test_logs_of_other_launchers_name_the_same_ranks(name: str, launcher: str, tmp_path: Path) -> None:
+    """From the lines alone: nobody is named who must not be."""
+    case = next(case for case in CASES if case.name == name)
+    write_as_others_do(case, launcher, tmp_path)
+    report = explain_folder(tmp_path, lang="en")
+    wanted = {int(rank) for rank in " ".join(case.wanted("ranks", "") or case.wanted("rank", "")).split()}
+    assert set(report.ranks) == wanted, report.text
