@@ -71,7 +71,11 @@ def frameworks(session: nox.Session, framework: str) -> None:
     """
     version = [TORCH] if framework == "torch" else []
     session.install(f".[{framework}]", *version, *PYTEST)
-    files = ("tests/demo/test_frameworks.py", "tests/multinode/test_netns.py")
+    files = (
+        "tests/demo/test_frameworks.py",
+        "tests/diagnosis/test_diagnosis_real.py",
+        "tests/multinode/test_netns.py",
+    )
     session.run("python", "-m", "pytest", "-m", framework, *files, *session.posargs)
 
 
