@@ -50,7 +50,10 @@ def main() -> None:
             print(f"{mode}: {right[mode]} of {tried[mode]} right")
     print("wrong by kind: " + (", ".join(f"{kind} {count}" for kind, count in kinds.most_common()) or "none"))
     if chosen.write_open:
-        (CORPUS / "open.txt").write_text("".join(f"{line}\n" for line in still_open))
+        of_others = [
+            line for line in (CORPUS / "open.txt").read_text().splitlines() if line.split()[0] not in MODES
+        ]
+        (CORPUS / "open.txt").write_text("".join(f"{line}\n" for line in still_open + of_others))
 
 
 if __name__ == "__main__":
