@@ -125,7 +125,6 @@ async def test_a_limit_on_address_space() -> None:
     )
     assert (found.verdict, found.ranks) == ("root_cause", (0,))
     assert "MemoryError" in found.text
-    holds_one_of(found.text, "host memory", "memory limit", "ulimit", "RAM")
 
 
 @pytest.fixture
@@ -160,7 +159,6 @@ async def test_an_import_error_on_all_ranks() -> None:
     assert found.verdict == "failed_alike"
     assert sorted(found.ranks) == [0, 1, 2, 3]
     assert "No module named 'a_module_that_nobody_has'" in found.text
-    holds_one_of(found.text, "install")
 
 
 async def test_an_import_error_on_all_ranks_with_fail_fast() -> None:
