@@ -51,7 +51,9 @@ def main() -> None:
     print("wrong by kind: " + (", ".join(f"{kind} {count}" for kind, count in kinds.most_common()) or "none"))
     if chosen.write_open:
         of_others = [
-            line for line in (CORPUS / "open.txt").read_text().splitlines() if line.split()[0] not in MODES
+            line
+            for line in (CORPUS / "open.txt").read_text().splitlines()
+            if line.split()[0] not in MODES or "sometimes" in line
         ]
         (CORPUS / "open.txt").write_text("".join(f"{line}\n" for line in still_open + of_others))
 
