@@ -446,6 +446,15 @@ class RunResult:
     accounts: bytes = field(default=b"", repr=False)
     attempts: tuple[AttemptRecord, ...] = ()
 
+    def __repr__(self) -> str:
+        """What a person wants to know first; all else is in the attributes."""
+        blamed = f", root cause {self.failures[0].name}" if self.failures else ""
+        took = f"{self.ended - self.started:.1f} s"
+        return (
+            f"<RunResult {self.job_id}: {self.state}, exit code {self.exit_code}{blamed}, "
+            f"{len(self.workers)} workers, {took}, logs in {self.log_dir}>"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
