@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _BYTES_A_SECOND = 1 << 20
 """Output of one worker up to which every line is looked at."""
+_LINES_A_SECOND = 2000
+"""The same in lines: looking at short ones costs more than carrying them, and would hold the worker."""
 _TAIL_BYTES = 1 << 16
 """What is looked at, once a second, of a worker that writes more."""
 _LINE_BYTES = 4096
@@ -48,6 +50,7 @@ class StepScanner:
         self._flooded = False
         self._second = 0
         self._seen = 0
+        self._lines = 0
         self._told: Progress | None = None
         self._told_at = 0.0
 
@@ -57,15 +60,19 @@ class StepScanner:
         with self._lock:
             if int(now) != self._second:
                 self._look_at_tail(now)
-                self._flooded = self._seen > _BYTES_A_SECOND
-                self._second, self._seen = int(now), 0
+                self._flooded = self._is_too_much()
+                self._second, self._seen, self._lines = int(now), 0, 0
             self._seen += len(data)
-            if self._flooded or self._seen > _BYTES_A_SECOND:
+            self._lines += data.count(b"\n") + data.count(b"\r")
+            if self._flooded or self._is_too_much():
                 self._tail += data[-_TAIL_BYTES:]
                 del self._tail[:-_TAIL_BYTES]
             else:
                 self._scan(data, now)
         self.announce()
+
+    def _is_too_much(self) -> bool:
+        return self._seen > _BYTES_A_SECOND or self._lines > _LINES_A_SECOND
 
     def skip(self) -> None:
         """Know that output went by unseen before what is seen next."""
@@ -106,7 +113,7 @@ class StepScanner:
     def _scan(self, data: bytes, now: float) -> None:
         *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = rest[-_LINE_BYTES:]
-        for line in lines:
+        for line in lines[-_LINES_A_SECOND:]:
             self._read(line, now)
         # A bar is written without an end; it is whole when its bracket is closed.
         if rest.rstrip().endswith((b"]", b"\x1b[A")):

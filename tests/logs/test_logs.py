@@ -397,9 +397,7 @@ class TestDiskTrouble:
             while ended < 2:
                 ended += (await asyncio.wait_for(events.__anext__(), 20)).kind == "exited"
             if lines is not None:
-                async with lines:
-                    while (await asyncio.wait_for(lines.__anext__(), 20)).text != f"{count - 1:07d}":
-                        pass
+                await asyncio.wait_for(_read_until(lines, f"{count - 1:07d}"), 30)
             assert manager.workers[0].log_bytes <= 1 << 17
             waiting = asyncio.ensure_future(manager.wait())
             got = b""
@@ -472,6 +470,13 @@ class TestDiskTrouble:
         while threading.active_count() > 1 and any("_carry" in t.name for t in threading.enumerate()):
             _drink(standing)
             await asyncio.sleep(0.01)
+
+
+async def _read_until(lines: LineStream, text: str) -> None:
+    async with lines:
+        async for line in lines:
+            if line.text == text:
+                return
 
 
 def _drink(fifo: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -214,3 +215,17 @@ def test_a_report_that_is_due_is_no_lag() -> None:
     assert lagging([status(0, 500, 1, 0.01), status(1, 490, 1, 0.01)]) == ()
     assert lagging([status(0, 500), status(1, None)]) == ()
     assert lagging([]) == ()
+
+
+def test_a_flood_of_short_lines_costs_little() -> None:
+    """The worker waits for whoever looks: short lines are looked at by the thousand, not by the million."""
+    told: list[Progress] = []
+    scanner = StepScanner(told.append)
+    began = time.thread_time()
+    for number in range(160):
+        scanner.see(b"%07d\n" % number * 8192)
+    scanner.see(b"epoch: 1 step: 7, loss is 0.5\n")
+    assert time.thread_time() - began < 2.0
+    progress = scanner.progress
+    assert progress is not None
+    assert progress.step == 7
