@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _KEPT_LINES = 28
 _LAST_LINES = 12
 _TAIL_LINES = 60
+_ASSESSED = 16
+"""Errors at each end of a flood of them that are looked at closely."""
 _LOOKED_BACK = 60
 """Lines before an error in which a warning may explain it."""
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL,
@@ -149,18 +151,22 @@ def read_rank(evidence: RankEvidence) -> Account:
     if evidence.raised is not None:
         lines += _recorded(evidence)
     blocks = find_blocks(lines)
-    assessed = [(block, assess(block, lines, evidence.rank)) for block in blocks]
-    before = [pair for pair in assessed if not _is_late(pair[1], evidence)]
-    late = [pair for pair in assessed if _is_late(pair[1], evidence)]
-    final, passed = _split(lines, before)
+    written_late = [block for block in blocks if _is_late(lines[block.first], evidence)]
+    at_end, resumed = _split(lines, [block for block in blocks if not _is_late(lines[block.first], evidence)])
+
+    def assess_some(some: list[Block]) -> list[tuple[Block, Finding]]:
+        return [(block, assess(block, lines, evidence.rank)) for block in _ends(some)]
+
+    final, passed, late = assess_some(at_end), assess_some(resumed), assess_some(written_late)
+    assessed = [*passed, *final, *late]
     own_end = evidence.state is WorkerState.FAILED
     if own_end and not any(not one.told for _, one in final):
-        final, passed = (before or late), []
+        final, passed = ([*passed, *final] or late), []
     chosen = _choose(final)
     if chosen is None and own_end and (words := spoken_words(lines)) is not None:
         chosen = words, assess(words, lines, evidence.rank)
     finding = _completed(chosen, assessed, lines) if chosen is not None else None
-    named, places = _named([*before, *late], evidence.rank)
+    named, places = _named(assessed, evidence.rank)
     last = lines[-1].text.strip() if lines else ""
     earlier = _earlier(lines, chosen[0] if chosen is not None else None, finding)
     return Account(
@@ -250,22 +256,25 @@ def _believed(line: Line, evidence: RankEvidence) -> Line:
     return replace(line, time=None) if early or after else line
 
 
-def _is_late(finding: Finding, evidence: RankEvidence) -> bool:
-    """Whether it was written after we had asked the process to end, and speaks of nothing before that."""
-    return evidence.told is not None and finding.time is not None and finding.time > evidence.told
+def _is_late(line: Line, evidence: RankEvidence) -> bool:
+    """Whether it was written after we had asked the process to end."""
+    return evidence.told is not None and line.time is not None and line.time > evidence.told
 
 
-def _split(
-    lines: Sequence[Line], found: list[tuple[Block, Finding]]
-) -> tuple[list[tuple[Block, Finding]], list[tuple[Block, Finding]]]:
+def _ends(blocks: list[Block]) -> list[Block]:
+    """The first and the last blocks of a flood of errors: the rest repeats them."""
+    return blocks if len(blocks) <= 2 * _ASSESSED else [*blocks[:_ASSESSED], *blocks[-_ASSESSED:]]
+
+
+def _split(lines: Sequence[Line], found: list[Block]) -> tuple[list[Block], list[Block]]:
     """Split errors into those of the end and those after which ordinary work went on.
 
     Work went on when a line of a shape that was usual before the error comes after it again.
     """
     if not found:
         return [], []
-    inside = {index for block, _ in found for index in range(block.first, block.last + 1)}
-    first = found[0][0].first
+    inside = {index for block in found for index in range(block.first, block.last + 1)}
+    first = found[0].first
     usual = Counter(
         mask(line.text) for index, line in enumerate(lines) if index < first and index not in inside
     )
@@ -278,8 +287,8 @@ def _split(
             resumed = index
         usual[key] += 1
     # What is usual between two errors may have begun after the first one.
-    final = [pair for pair in found if pair[0].first > resumed]
-    return final, [pair for pair in found if pair[0].first <= resumed]
+    final = [block for block in found if block.first > resumed]
+    return final, [block for block in found if block.first <= resumed]
 
 
 def _choose(found: list[tuple[Block, Finding]]) -> tuple[Block, Finding] | None:

@@ -61,6 +61,7 @@ def conclude(evidence: Evidence, accounts: Sequence[Account]) -> Conclusion:
         or _auxiliary(auxiliaries, failed)
         or _node_lost(evidence, failed)
         or _own_fault(failed, ranks, ordered)
+        or _alone(failed, ranks)
         or _others_fault(failed, ranks)
     )
     verdict, named, why = found
@@ -341,6 +342,17 @@ def _why_root(
         en=f"Likely: {who} failed first; others failed later with other errors",
         zh=f"很可能：{who} 最先失败，其他 rank 之后因别的错误失败",
     )
+
+
+def _alone(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found | None:
+    """The only rank of a job waits for nobody of it, whatever it says."""
+    if len(ranks) > 1 or not failed:
+        return None
+    why = Words(
+        en=f"Likely: rank {failed[0].rank} is the only rank: what it waited for is outside the job",
+        zh=f"很可能：rank {failed[0].rank} 是唯一的 rank：它等待的对象在作业之外",
+    )
+    return Verdict.ROOT_CAUSE, failed[:1], why
 
 
 def _others_fault(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found:

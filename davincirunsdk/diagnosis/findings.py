@@ -15,6 +15,7 @@ from davincirunsdk.diagnosis.speech import (
     is_about_waiting,
     is_carrier,
     is_hedged,
+    is_in_collective,
     places_named,
     ranks_named,
 )
@@ -214,6 +215,8 @@ def _weight(known: Known) -> int:
 
 def _role(block: Block, known: Known | None, said: str) -> tuple[Role, bool]:
     about_others = is_about_waiting(said)
+    if not about_others and is_carrier(block.said[-1].strip()) and is_in_collective(block.texts[-12:]):
+        about_others = is_about_waiting(f"{said} in a collective")
     if known is not None:
         if known.mild:
             return (Role.SECONDARY, False) if about_others else (Role.PRIMARY, False)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _I = re.IGNORECASE
 
@@ -88,6 +92,18 @@ def is_about_waiting(text: str) -> bool:
 def is_about_communication(text: str) -> bool:
     """Tell whether an exception comes from a communication library and does not say whose fault it is."""
     return bool(is_carrier(text) and _TOGETHER.search(text) and not _LOCAL.search(text))
+
+
+_IN_COLLECTIVE = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|\bbarrier\(|\bbroadcast\w*\(|init_process_group|"
+    r"torch/distributed|mindspore/communication|\bhccl|\bnccl|\bgloo|unbound_buffer|\bdist\.\w+\(",
+    _I,
+)
+
+
+def is_in_collective(texts: Sequence[str]) -> bool:
+    """Tell whether the last frames of a traceback are in a call in which ranks wait for each other."""
+    return any(_IN_COLLECTIVE.search(text) for text in texts)
 
 
 def is_carrier(text: str) -> bool:
