@@ -367,6 +367,8 @@ class FMKManager(JobBody):
         assert restarts is not None
         assert self._owner is not None
         if self._decided.done() or self._stop_wanted:
+            if self._options.max_restarts and not self._stop_wanted:
+                self._on_trouble("no restart: workers that survive a failure are kept, by fail_fast=False")
             return False
         result = await self._judge(waits)
         port: int | None = None

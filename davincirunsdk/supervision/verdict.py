@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from davincirunsdk.steps.drift import lagging
 from davincirunsdk.supervision.cause import (
     InternalError,
     NodeLost,
@@ -154,10 +155,14 @@ def _report(
     from davincirunsdk.diagnosis.judge import read_accounts, report_on
     from davincirunsdk.diagnosis.parcel import pack
 
+    slow = lagging(worker.status for worker in seen.workers)[:2]
     evidence = replace(
         _evidence(seen, job_id, log_dir, cluster, lang),
         attempt=len(earlier),
-        facts=tuple(f"{attempt}." for attempt in earlier),
+        facts=(
+            *(f"{one.name} was {steps} steps behind the others." for one, steps in slow),
+            *(f"{attempt}." for attempt in earlier[-4:]),
+        ),
     )
     if look and seen.failed:
         from davincirunsdk.diagnosis.surroundings import look_around

@@ -132,6 +132,24 @@ async def test_what_is_given_up(job_folder: Path, words: str, made: list[int], w
         assert "attempt 0 ended after" in str(manager.error)
 
 
+async def test_survivors_that_are_kept_are_not_restarted(job_folder: Path) -> None:
+    """Without fail_fast the outcome is told while others go on: it cannot be taken back."""
+    manager, _ = await run("step(1)\nif rank == 1: sys.exit(3)", fail_fast=False)
+    assert attempts() == [0]
+    said = [event.detail async for event in manager.events() if event.detail.startswith("no restart: ")]
+    assert said == ["no restart: workers that survive a failure are kept, by fail_fast=False"]
+
+
+def test_the_blocking_calls_restart_too(job_folder: Path) -> None:
+    """The documented call takes the options, too."""
+    from davincirunsdk import start_and_wait_distributed_train
+
+    command = [sys.executable, "-c", START + "step(count + 1)\nif count == 0: sys.exit(3)"]
+    options = {"nproc_per_node": 2, "max_restarts": 1, "restart_delay": 0.1}
+    assert start_and_wait_distributed_train(command, **options) == 0  # type: ignore[arg-type] # as given
+    assert attempts() == [0, 1]
+
+
 async def test_the_batch_systems_own_runs_count(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Slurm has requeued twice already is restarted twice less."""
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")

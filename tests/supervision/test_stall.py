@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from davincirunsdk import FMKManager, JobTimeoutError
+from davincirunsdk import DistributedRuntimeError, FMKManager, JobTimeoutError
 
 COLLECTIVE = Path(__file__).parents[1] / "workers" / "collective.py"
 
@@ -165,3 +165,23 @@ async def test_a_stop_is_no_stall(job_folder: Path) -> None:
         await manager.stop()
     assert manager.state == "STOPPED"
     assert not isinstance(manager.error, JobTimeoutError)
+
+
+async def test_a_slow_rank_is_named(job_folder: Path) -> None:
+    """Ranks that lag far behind the median stand in the report, and in the tables while the job runs."""
+    words = (
+        "import os, time, davincirunsdk\n"
+        "rank = int(os.environ['RANK'])\n"
+        "for step in range(1, 4 if rank == 2 else 101): davincirunsdk.progress(step, 100)\n"
+        "open(f'ready-{rank}', 'w').close()\n"
+        "while not all(os.path.exists(f'ready-{other}') for other in range(4)): time.sleep(0.01)\n"
+        "time.sleep(1.5)\n"
+        "davincirunsdk.progress(4 if rank == 2 else 101)\n"
+        "if rank == 0: os._exit(3)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", words]
+    async with FMKManager(command, nproc_per_node=4, grace_period=1) as manager:
+        with pytest.raises(DistributedRuntimeError) as caught:
+            await manager.wait()
+    assert "rank 2 was 97 steps behind the others" in " ".join(str(caught.value).split())
