@@ -40,7 +40,7 @@ KINDS = ("obedient", "deaf", "setsid", "double-fork-setsid")
 WORKER = Path(__file__).parents[1] / "tests" / "workers" / "kinds.py"
 GRACE = 1.0
 LIMIT = GRACE + 3.0
-VARIABLE = "DAVINCIRUN_SOAK"
+VARIABLE = "SOAK_OF_DAVINCIRUN"
 
 
 def main() -> None:

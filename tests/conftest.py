@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PACKAGE = str(Path(__file__).parents[1] / "davincirunsdk") + os.sep
-_TEST_MARK = "DAVINCIRUN_TEST"
+_TEST_MARK = "PYTEST_OF_DAVINCIRUN"
 _BLOCKING_EVENTS = frozenset(
     "open os.mkdir os.rename os.remove os.listdir os.scandir shutil.rmtree subprocess.Popen"
     " socket.getaddrinfo time.sleep".split()

@@ -173,6 +173,6 @@ def test_the_command(numbers: list[int], job_folder: Path) -> None:
         process.kill()
     # Until the guardian has left, too, where that had to do it.
     limit = in_time(GRACE + 3.0)
-    mark = os.environ["DAVINCIRUN_TEST"]
-    wait_until(lambda: not marked_processes("DAVINCIRUN_TEST", mark), limit, "nothing is left")
+    mark = os.environ["PYTEST_OF_DAVINCIRUN"]
+    wait_until(lambda: not marked_processes("PYTEST_OF_DAVINCIRUN", mark), limit, "nothing is left")
     savers.assert_saved()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAMS = Path(__file__).parent / "programs"
-_MARK = "DAVINCIRUN_TEST_CLUSTER"
+_MARK = "PYTEST_OF_DAVINCIRUN_CLUSTER"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,7 +30,7 @@ StrictModes no
 MaxStartups 100
 PermitRootLogin yes
 PidFile {own}/sshd.pid
-SetEnv DAVINCIRUN_TEST={mark}
+SetEnv PYTEST_OF_DAVINCIRUN={mark}
 """
 _CLIENT = """\
 Host h*
@@ -212,7 +212,7 @@ def _boot(host: SshHost, devices: int, more: str) -> None:
         lines = [f"address_{number}=192.168.{network}.{number + 1}" for number in range(devices)]
         (own / "etc" / "hccn.conf").write_text("\n".join(lines) + "\n")
     (own / "authorized").write_text((own.parent / "user_key.pub").read_text())
-    mark = os.environ.get("DAVINCIRUN_TEST", "")
+    mark = os.environ.get("PYTEST_OF_DAVINCIRUN", "")
     (own / "sshd_config").write_text(_SERVER.format(folder=own.parent, own=own, mark=mark))
     boot = _BOOT.format(name=host.name, own=own, sshd=SSHD, more=more)
     host.process = subprocess.Popen(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ray
 
 WORKER = Path(__file__).parent / "programs" / "worker.py"
-MARK = "DAVINCIRUN_TEST_CLUSTER"
+MARK = "PYTEST_OF_DAVINCIRUN_CLUSTER"
 PORT = 6399
 
 
@@ -35,7 +35,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
     folder = tempfile.mkdtemp(prefix="dr")
     mark = uuid.uuid4().hex
     env = {**os.environ, **HEALTH_CHECKS, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    env.pop("DAVINCIRUN_TEST", None)
+    env.pop("PYTEST_OF_DAVINCIRUN", None)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with two_hosts() as (first, second):
         monkeypatch.setenv("RAY_ADDRESS", f"{first.address}:{PORT}")

@@ -52,7 +52,9 @@ def worker_logs(folder: Path) -> str:
 
 def marked() -> list[str]:
     """Processes of this test that still live."""
-    return [str(process) for process in marked_processes("DAVINCIRUN_TEST", os.environ["DAVINCIRUN_TEST"])]
+    return [
+        str(process) for process in marked_processes("PYTEST_OF_DAVINCIRUN", os.environ["DAVINCIRUN_TEST"])
+    ]
 
 
 @pytest.mark.timeout(60)
