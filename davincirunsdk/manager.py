@@ -229,6 +229,8 @@ class FMKManager(JobBody):
                 self._meeting = await self._meet(cluster, env)
             # Nodes that meet start again together, as one.
             alone = 1 if self._meeting is not None else len(cluster.nodes)
+            if options.max_restarts and not options.fail_fast:
+                self._on_trouble("no restart: fail_fast=False keeps the workers that survive a failure")
             self._restarts = Restarts(options, nnodes=alone, requeued=requeued(inherited))
         except BaseException as error:
             if self._attempt is not None:
@@ -367,8 +369,6 @@ class FMKManager(JobBody):
         assert restarts is not None
         assert self._owner is not None
         if self._decided.done() or self._stop_wanted:
-            if self._options.max_restarts and not self._stop_wanted:
-                self._on_trouble("no restart: workers that survive a failure are kept, by fail_fast=False")
             return False
         result = await self._judge(waits)
         port: int | None = None

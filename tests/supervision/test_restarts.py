@@ -137,7 +137,7 @@ async def test_survivors_that_are_kept_are_not_restarted(job_folder: Path) -> No
     manager, _ = await run("step(1)\nif rank == 1: sys.exit(3)", fail_fast=False)
     assert attempts() == [0]
     said = [event.detail async for event in manager.events() if event.detail.startswith("no restart: ")]
-    assert said == ["no restart: workers that survive a failure are kept, by fail_fast=False"]
+    assert said == ["no restart: fail_fast=False keeps the workers that survive a failure"]
 
 
 def test_the_blocking_calls_restart_too(job_folder: Path) -> None:
