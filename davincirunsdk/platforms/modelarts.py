@@ -42,12 +42,15 @@ def site(env: Mapping[str, str]) -> Site:
     hosts = names(env, "VC_WORKER_HOSTS")
     counted = first_set(env, "MA_NUM_HOSTS", "DLS_TASK_NUMBER")
     nnodes = (whole(env, counted, least=1) if counted else len(hosts)) or None
-    placed = first_set(env, "VC_TASK_INDEX", "DLS_TASK_INDEX")
+    # With a route plan the platform numbers the nodes anew, by the network's shape.
+    planned = env.get("ROUTE_PLAN", "").lower() == "true" and bool(env.get("RANK_AFTER_ACC"))
+    placed = "RANK_AFTER_ACC" if planned else first_set(env, "VC_TASK_INDEX", "DLS_TASK_INDEX")
     rank = whole(env, placed)
     old_hosts = tuple(
         env[name].partition(":")[0] for i in range(nnodes or 0) if env.get(name := f"BATCH_CUSTOM{i}_HOSTS")
     )
     hosts = hosts or old_hosts
+    first = whole(env, "MA_MASTER_INDEX", most=max(len(hosts) - 1, 0)) if planned else 0
     job = env.get("MA_VJ_NAME") or env.get("BATCH_JOB_ID")
     return Site(
         title="ModelArts",
@@ -57,10 +60,10 @@ def site(env: Mapping[str, str]) -> Site:
             "master_addr": "VC_WORKER_HOSTS" if env.get("VC_WORKER_HOSTS") else "BATCH_CUSTOM0_HOSTS",
             "master_port": first_set(env, "MA_VJ_NAME", "BATCH_JOB_ID"),
         },
-        hosts=hosts if len(hosts) == nnodes else (),
+        hosts=hosts if len(hosts) == nnodes and not planned else (),
         nnodes=nnodes,
         node_rank=rank,
-        master_addr=hosts[0] if hosts else None,
+        master_addr=hosts[first] if hosts and first is not None else None,
         master_port=shared_port(job) if job else None,
         log_dir=Path(env["MA_LOG_DIR"]) if env.get("MA_LOG_DIR") else log_root(env),
         writes_table=True,

@@ -344,3 +344,13 @@ def test_a_contradiction_is_an_error_unless_allowed() -> None:
         *options, "--ignore-platform", PY, "-c", "import os; print(os.environ['RANK'])", env=env
     )
     assert (allowed.returncode, allowed.stdout) == (0, "[rank 0] 0\n"), allowed.stderr
+
+
+def test_the_report_names_the_card_of_the_host_too(job_folder: Path) -> None:
+    """One number everywhere, the worker's own; beside it the table's, where that differs."""
+    rows = [{"device_id": str(4 + n), "device_ip": f"192.168.1.{n}", "rank_id": str(n)} for n in range(2)]
+    path = table(job_folder / "t.json", server_list=[{"server_id": "node_0", "device": rows}])
+    done = davincirun("--rank-table", str(path), "sh", "-c", "[ $RANK = 0 ] && exec sleep 600; exit 4")
+    assert done.returncode == 4
+    assert "rank 1, device 1 (NPU 5 of the host)" in done.stderr
+    assert "-proc-rank-1-device-1.txt" in done.stderr

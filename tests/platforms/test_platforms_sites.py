@@ -77,6 +77,14 @@ def test_modelarts() -> None:
     assert site.log_dir == Path("/home/ma-user/modelarts/log")
 
 
+def test_modelarts_with_a_route_plan() -> None:
+    """With a route plan the platform numbers its nodes anew, and another host is the master."""
+    env = {**MODELARTS, "ROUTE_PLAN": "true", "RANK_AFTER_ACC": "0", "MA_MASTER_INDEX": "1"}
+    site = modelarts.site(env)
+    assert (site.nnodes, site.node_rank, site.hosts) == (2, 0, ())
+    assert site.master_addr == "job-7f-worker-1.job-7f"
+
+
 def test_old_modelarts() -> None:
     """An old job has DLS_* and one variable per host."""
     site = modelarts.site(OLD_MODELARTS)
