@@ -16,7 +16,7 @@ PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
 # One version for all sessions that train on it; on some machines the newest one is several GB.
 TORCH = "torch==2.13.0"
 PYTEST = ("pytest>=8", "pytest-asyncio", "pytest-rerunfailures", "pytest-timeout")
-SOURCES = ("davincirunsdk", "tests", "benchmarks", "noxfile.py")
+SOURCES = ("davincirunsdk", "tests", "benchmarks", "docs", "noxfile.py")
 
 
 @nox.session(python=PYTHONS)
@@ -132,6 +132,13 @@ def netns(session: nox.Session) -> None:
     session.run(
         "python", "-m", "pytest", "-m", "netns and not mindspore", "tests/multinode", *session.posargs
     )
+
+
+@nox.session(python=["3.11"])
+def pictures(session: nox.Session) -> None:
+    """Make README's pictures from real runs; needs Debian's package chromium for the run report."""
+    session.install(".", "pyte")
+    session.run("python", "docs/pictures.py")
 
 
 @nox.session
