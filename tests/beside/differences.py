@@ -53,10 +53,6 @@ REASONS: dict[str, tuple[str, str]] = {
         "without it, workers fight for the cores",
     ),
     "env RANK_START": ("RANK_START is set in any case", "0.1.5 set it after `init_rank_table()` only"),
-    "env cache": (
-        "MS_COMPILER_CACHE_PATH is a folder below the system's temporary folder where /cache is missing",
-        "0.1.5 made /cache, which needs root",
-    ),
     "files of a failed start": (
         "no log folder is left by a command that is not there",
         "nothing is half-written",
@@ -108,12 +104,12 @@ def _returned(old: Seen, new: Seen) -> set[str]:
     known = {
         ("returned 3", "returned 1"): "returned 1",
         ("raised ValueError", "table True returned 0"): "returned table",
-        ("returned False", "raised RankTableError"): "returned named table",
+        ("returned False", "raised RankTableMissingError"): "returned named table",
         ("raised RuntimeError True False False", "raised PlatformError True False False"): (
             "returned without a table"
         ),
-        ("raised FileNotFoundError False False True", "raised WorkerSpawnError False False True"): "",
-        ("raised FileNotFoundError False False True", "raised RankTableError False False True"): "",
+        ("raised FileNotFoundError False False True", "raised CommandNotFoundError False False True"): "",
+        ("raised FileNotFoundError False False True", "raised RankTableMissingError False False True"): "",
     }
     key = known.get((old.returned, new.returned))
     if key is None:
@@ -144,8 +140,6 @@ def _variables(old: dict[str, str] | None, new: dict[str, str] | None) -> set[st
             continue
         if name in TORCH and name not in old:
             found.add("env torch")
-        elif name == "MS_COMPILER_CACHE_PATH":
-            found.add("env cache")
         elif f"env {name}" in REASONS and name not in old:
             found.add(f"env {name}")
         else:
