@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from davincirunsdk.cluster import Cluster, Fact
-    from davincirunsdk.engines.meeting import Meeting
+    from davincirunsdk.engines.meeting import Again, Meeting
     from davincirunsdk.job import Ending
     from davincirunsdk.supervision.prepare import Launch, Preparation
     from davincirunsdk.supervision.worker import Worker
@@ -372,13 +372,18 @@ class FMKManager(JobBody):
             return False
         result = await self._judge(waits)
         port: int | None = None
+        again: Again | None = None
         if self._meeting is None:
             pause = restarts.next(result, attempt.seen().cause, time_left=self._ends_at - time.monotonic())
         else:
             ending = self._meeting.end_attempt(result, self._decide_together)
+            earlier = restarts.earlier
             again = await waits.wait(asyncio.ensure_future(ending))
             pause = None if again is None else again.pause
-            if again is not None:
+            if again is None:
+                # Decided, but a node that was lost did not come back for it.
+                restarts.earlier = earlier
+            else:
                 self._between_attempts, port = True, again.port or None
                 # Node 0 has noted it while it decided.
                 restarts.earlier = (
@@ -388,7 +393,8 @@ class FMKManager(JobBody):
             if restarts.why:
                 self._on_trouble(f"no restart: {restarts.why}")
             return False
-        number = len(restarts.earlier)
+        # A node that came back in the middle has missed the ones before.
+        number = len(restarts.earlier) if again is None else again.number
         text = (
             f"{restarts.earlier[-1]}; restart {number} of at most {self._options.max_restarts} in {pause:g} s"
         )
@@ -503,7 +509,7 @@ class FMKManager(JobBody):
             self._attempt.stop(StopWanted(reason=reason), now=now)
         if self._meeting is not None:
             # Those of other nodes may go on where the workers here have ended.
-            self._meeting.note_stop(reason, self._stop_code)
+            self._meeting.note_wish(reason, self._stop_code)
             if now:
                 self._meeting.hurry()
 

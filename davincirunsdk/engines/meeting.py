@@ -187,6 +187,10 @@ class Meeting(ABC):
             exit_code: Where somebody wanted it so: what all launchers are to end with.
         """
 
+    @abstractmethod
+    def note_wish(self, reason: str, exit_code: int) -> None:
+        """Hear that somebody wants the job to end, whatever else happens; as `note_stop` otherwise."""
+
     async def end_attempt(
         self, result: RunResult, decide: Callable[[RunResult, str], float | None]
     ) -> Again | None:

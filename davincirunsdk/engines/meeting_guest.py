@@ -49,6 +49,7 @@ class GuestMeeting(Meeting):
         self._host: Part = part(0, self._terms.names[0])
         self._stops: list[Event] = []
         self._halted = False
+        self._wished = False
         self._verdict: Verdict | None = None
         self._again: Again | None = None
         self._word: asyncio.Future[None] = loop.create_future()
@@ -62,6 +63,13 @@ class GuestMeeting(Meeting):
     def note_stop(self, reason: str, exit_code: int | None = None) -> None:
         """See `Meeting.note_stop`."""
         if not self._halted and not self._stops:
+            self._stops.append(Event(kind="stopping", time=time.time(), detail=reason, exit_code=exit_code))
+            self._tell()
+
+    def note_wish(self, reason: str, exit_code: int) -> None:
+        """See `Meeting.note_wish`."""
+        if not self._wished:
+            self._wished = True
             self._stops.append(Event(kind="stopping", time=time.time(), detail=reason, exit_code=exit_code))
             self._tell()
 

@@ -63,6 +63,8 @@ class HostMeeting(Meeting):
         self._stop_code: int | None = None
         self._joint: RunResult | None = None
         self._attempts = 0
+        self._returning = False
+        self._wished = False
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines = 0
         terms = self._terms
@@ -92,6 +94,12 @@ class HostMeeting(Meeting):
         """See `Meeting.note_stop`."""
         self._trouble(self._own, reason, exit_code)
 
+    def note_wish(self, reason: str, exit_code: int) -> None:
+        """See `Meeting.note_wish`."""
+        self._wished = True
+        self._trouble(self._own, reason, exit_code)
+        self._wake()
+
     async def close(self) -> None:
         """Listen no more; see `Meeting.close`."""
         if self._server is not None:
@@ -104,11 +112,9 @@ class HostMeeting(Meeting):
         joint = await self._settle()
         if self._error is not None or self._hurry.done():
             return None
-        lost = [one.name for one in self._parts.values() if one.lost]
-        trouble = NOT_MET if self._absent() else f"{', '.join(lost)} was lost" if lost else ""
         assert self._result is not None
-        pause = decide(self._result if joint is None else joint, trouble)
-        if pause is None:
+        pause = decide(self._result if joint is None else joint, NOT_MET if self._absent() else "")
+        if pause is None or not await self._are_all_back():
             return None
         self._attempts += 1
         again = Again(number=self._attempts, pause=pause, port=0 if self._terms.keeps_port else free_port())
@@ -118,6 +124,27 @@ class HostMeeting(Meeting):
         for one in self._parts.values():
             one.result = None
         return again
+
+    async def _are_all_back(self) -> bool:
+        """Wait until lost nodes have come back, as a pod does that is replaced; False if they do not."""
+        lost = ", ".join(one.name for one in self._parts.values() if one.lost)
+        if not lost:
+            return True
+        timeout = self._terms.timeout
+        self._say(f"waiting for {lost} to come back, for at most {timeout:g} s (--meet-timeout)")
+        end = time.monotonic() + timeout
+        self._returning = True
+        try:
+            while any(one.lost or not one.ended for one in self._parts.values()):
+                left = end - time.monotonic()
+                if left <= 0:
+                    self._say(f"no restart: {lost} did not come back within {timeout:g} s")
+                if left <= 0 or self._wished or self._hurry.done():
+                    return False
+                await self._within(left, self._change)
+        finally:
+            self._returning = False
+        return True
 
     async def _conclude(self) -> RunResult | None:
         if self._terms.required and self._error is None and self._absent():
@@ -250,6 +277,8 @@ class HostMeeting(Meeting):
         if why := admission.contradiction(own, guest):
             return self._refuse(why, clash=True)
         known = self._parts.get(guest.node_rank)
+        if known is not None and known.lost and self._returning:
+            return None
         if known is not None and known.lost:
             return Declined(why=f"{known.name} was lost to this job, which is ending", later=True)
         if known is not None:
@@ -271,6 +300,7 @@ class HostMeeting(Meeting):
             guest.workers, guest.auxiliaries = report.workers, report.auxiliaries
         for event in report.events:
             if event.kind == "stopping":
+                self._wished = self._wished or event.exit_code is not None
                 self._trouble(guest, event.detail, event.exit_code)
         if report.departing and not guest.ended:
             guest.lost = report.departing
@@ -288,6 +318,7 @@ class HostMeeting(Meeting):
         if guest.ended:
             return
         guest.lost = why
+        self._links.pop(guest, None)
         self._say(f"{guest.name} was lost: {why}")
         self._trouble(guest, "its launcher was lost")
         self._wake()

@@ -292,11 +292,39 @@ def test_a_stop_between_two_attempts_ends_all_nodes(job: Launchers, stopped: int
     assert "attempt 1" not in job.logs()
 
 
-def test_a_lost_node_is_not_waited_for(job: Launchers) -> None:
-    """A launcher that was killed does not come back by itself: there is no restart, and a line says why."""
-    job.start_all(WORKER, options=RESTARTS)
+def test_a_lost_node_is_waited_for_within_its_time(job: Launchers) -> None:
+    """A launcher that was killed does not come back by itself: no restart, and a line says why."""
+    job.start_all(WORKER, options=(*RESTARTS, "--meet-timeout", "3"))
     job.ready()
     job.running[2].kill()
     assert job.codes(0, 1) == [1, 1]
-    assert "no restart: node 2" in job.said(0)
-    assert "was lost" in job.said(0)
+    assert re.search(r"no restart: node 2 \(.*\) did not come back within 3 s", job.said(0)), job.said(0)
+    assert all("node 2 is the root cause" in job.said(rank) for rank in (0, 1))
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stop_ends_the_wait_for_a_lost_node(job: Launchers, stopped: int) -> None:
+    """Ctrl-C on a node while all wait for another one to come back."""
+    job.start_all(WORKER, options=RESTARTS)
+    job.ready()
+    job.running[2].kill()
+    wait_until(lambda: "to come back" in job.said(0), 20, "node 0 waits for node 2")
+    os.killpg(job.running[stopped].pid, signal.SIGINT)
+    assert job.codes(0, 1) == [1, 1]
+
+
+def test_a_node_that_was_replaced_comes_back(job: Launchers) -> None:
+    """The others wait with their workers ended; all begin the next attempt together, under one number."""
+    program = ATTEMPTS.replace("FAILING", "1").replace("rank == 5 - count", "False")
+    job.start_all(sys.executable, "-c", program, options=RESTARTS)
+    wait_until(lambda: job.logs().count("attempt 0") == 6, 40, "all workers run")
+    wait_until(lambda: met(job.running[0].pid, job.port + 1) == 2, 20, "all nodes have met")
+    job.running[2].kill()
+    job.running[2].wait()
+    wait_until(lambda: "to come back" in job.said(0), 20, "node 0 waits for node 2")
+    (job.folder / "log2").rename(job.folder / "log2-first")
+    job.start(2, sys.executable, "-c", program, options=RESTARTS)
+    assert job.codes() == [0, 0, 0], [job.said(rank) for rank in job.running]
+    last = [path for path in job.folder.glob("log?/*-proc-rank-*.txt") if "attempt" not in path.name]
+    assert len(last) == 6
+    assert {path.read_text().partition(" port")[0] for path in last} == {"attempt 1"}
