@@ -102,7 +102,8 @@ class Account:
                 and not self.finding.thread
             )
         # A library may log an error of waiting and wait on: that is no end.
-        return (of.exit_code or 0) > 0 or self.finding.kind not in (Kind.LOG, Kind.WORDS)
+        known_cause = self.finding.role is Role.PRIMARY and self.finding.sure
+        return (of.exit_code or 0) > 0 or known_cause or self.finding.kind not in (Kind.LOG, Kind.WORDS)
 
     @property
     def running(self) -> bool:

@@ -361,7 +361,9 @@ def _others_fault(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found
         return _nobody_failed(ranks)
     by_rank = {one.rank: one for one in ranks}
     votes = _votes(ranks, by_rank)
-    link = _link(failed, by_rank, votes)
+    link = _link(failed, by_rank)
+    if link is not None and _only_ends_say_so(link[1], ranks, votes):
+        return link
     named = [by_rank[rank] for rank, _ in votes.most_common() if not _is_victim(by_rank[rank])]
     if named:
         best = votes[named[0].rank]
@@ -495,7 +497,18 @@ def _votes(ranks: Sequence[Account], by_rank: dict[int, Account]) -> Counter[int
     return votes
 
 
-def _link(failed: Sequence[Account], by_rank: dict[int, Account], votes: Counter[int]) -> _Found | None:
+def _only_ends_say_so(ends: Sequence[Account], ranks: Sequence[Account], votes: Counter[int]) -> bool:
+    """Whether nobody but the end that reports a broken link points at the other one."""
+    first = ends[0]
+    if first.finding is None or not first.finding.link:
+        return False
+    others = [one for one in ranks if one not in ends]
+    return not any(rank == ends[1].rank and weight >= 1 for one in others for rank, weight in one.named) and (
+        votes[ends[1].rank] >= max(votes.values())
+    )
+
+
+def _link(failed: Sequence[Account], by_rank: dict[int, Account]) -> _Found | None:
     """A connection that failed between two ranks neither of which has a fault of its own."""
     for one in failed:
         others = [by_rank[rank] for rank, weight in one.named if rank in by_rank and weight >= 1]

@@ -151,6 +151,9 @@ def _chosen(block: Block, known_line: str) -> str:
             return known_line.strip()
         if is_about_waiting(block.said[0]) or _is_bare(block.said[-1]):
             return block.said[0].strip()
+    if block.kind is Kind.LOG and known_line:
+        # A log line with what belongs to it: the telling one may stand below the first.
+        return known_line.strip()
     return (block.said[-1] if block.kind is Kind.TRACEBACK else block.said[0]).strip()
 
 

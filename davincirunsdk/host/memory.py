@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
 
 
 def memory_kills() -> int | None:
     """Count the processes that the kernel has killed for memory in this process's cgroup, None if unknown."""
     try:
-        groups = Path("/proc/self/cgroup").read_text(encoding="ascii", errors="replace").splitlines()
+        groups = _OWN.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
     for line in groups:
