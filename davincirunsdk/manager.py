@@ -19,7 +19,7 @@ from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.pump import LogPump
-from davincirunsdk.options import ON_STALL_TELL, JobOptions, NodeKeywords, spelled_out
+from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
 from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import Attempt
 from davincirunsdk.supervision.cause import RanksEnded, StopWanted, TimeLimit
@@ -281,13 +281,13 @@ class FMKManager(JobBody):
         assert self._cluster is not None
         if options.stall_timeout is None:
             return None
-        if len(self._cluster.nodes) > 1 and options.on_stall != ON_STALL_TELL:
+        if len(self._cluster.nodes) > 1 and options.driven_attempt is None:
             # Ranks of other nodes may go on, of which nothing is known here.
             self._on_trouble("stall_timeout has no effect on a job of several nodes: it is not watched")
             return None
         return StallWatch(
             options.stall_timeout,
-            stop=options.on_stall not in ("warn", ON_STALL_TELL),
+            stop=options.on_stall != "warn" and options.driven_attempt is None,
             take_stacks=self._look_at_stacks,
             emit=self._emit,
         )
@@ -368,7 +368,7 @@ class FMKManager(JobBody):
         assert launch is not None
         assert restarts is not None
         assert self._owner is not None
-        if self._decided.done() or self._stop_wanted:
+        if self._decided.done() or self._stop_wanted or self._options.driven_attempt is not None:
             return False
         result = await self._judge(waits)
         port: int | None = None

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MeetChoice = Literal["auto", "off", "require"]
-ON_STALL_TELL = "tell"
-"""What a driver of several nodes has each of them do: whether the job has stalled, only all of them know."""
-
 ColourChoice = Literal["auto", "always", "never"]
 C = TypeVar("C", bound=Callable[..., object])
 T = TypeVar("T")
@@ -58,6 +55,8 @@ class JobKeywords(TypedDict, total=False):
     warn_before: float | None
     stall_timeout: float | None
     on_stall: str
+    max_restarts: int
+    restart_delay: float
     report: str | os.PathLike[str] | None
     html: str | os.PathLike[str] | None
     lang: str | None
@@ -73,8 +72,6 @@ class JobKeywords(TypedDict, total=False):
 class NodeKeywords(JobKeywords, total=False):
     """Keywords of the calls that start this node's part of a job; see `JobOptions`."""
 
-    max_restarts: int
-    restart_delay: float
     rank_table: str | os.PathLike[str] | None
     rank_table_timeout: float | None
     nnodes: int | None
@@ -481,6 +478,8 @@ class JobOptions(Wish):
             the variable DAVINCIRUN_MEET_KEY.
         leave_after: Seconds that the launcher of a healthy node stays after a job that failed on
             another; by default 30 where MindCluster recovers jobs, else 0.
+        driven_attempt: Number of the attempt where a driver of several nodes makes them, and decides about
+            stalls and limits, for only it knows of all nodes; None where this node does.
         display: What is shown of the workers' output.
     """
 
@@ -517,6 +516,7 @@ class JobOptions(Wish):
     meet_timeout: float = option(600.0, seconds)
     meet_key_file: Path | None = option(None, absolute)
     leave_after: float | None = option(None, seconds)
+    driven_attempt: int | None = None
     display: Display = field(default_factory=Display)
 
     @classmethod

@@ -221,11 +221,6 @@ def _refuse_without_effect(context: click.Context, engine: str | None) -> None:
                 f"{_option(name)} has no use with --engine, which asks the nodes: leave it out "
                 "or start davincirun on each node without --engine"
             )
-    for name in ("max_restarts", "restart_delay"):
-        if _given(context, name):
-            raise ValueError(
-                f"{_option(name)} is not offered with --engine: nodes do not restart together; leave it out"
-            )
     if engine == "ray" and context.params["nnodes"] is None:
         raise ValueError("--engine ray needs --nnodes: how many nodes the job is to have")
     if engine == "ssh" and (context.params["hosts"] is None) == (context.params["hostfile"] is None):

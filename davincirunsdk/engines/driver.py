@@ -24,7 +24,6 @@ from davincirunsdk.job import JobBody
 from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.file import LogFile, open_log_files
 from davincirunsdk.options import (
-    ON_STALL_TELL,
     Display,
     JobKeywords,
     JobOptions,
@@ -32,7 +31,8 @@ from davincirunsdk.options import (
     refuse_unknown,
     spelled_out,
 )
-from davincirunsdk.supervision.cause import Stalled
+from davincirunsdk.supervision.cause import NodeLost, Stalled
+from davincirunsdk.supervision.restarts import Restarts, requeued
 from davincirunsdk.types import Event
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ class NodesManager(JobBody):
         self._unstarted = 0
         self._stopping = False
         self._limit: TimeLimit | Stalled | None = None
+        self._restarts = Restarts(self._options, nnodes=1, requeued=requeued(os.environ))
+        self._pausing: asyncio.Future[None] | None = None
+        self._stopped_in_pause = False
         self._overdue: asyncio.Future[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -218,7 +221,7 @@ class NodesManager(JobBody):
                     on_end=None,
                     sample_usage=self._options.html is not None,
                     timeout=None,
-                    on_stall=ON_STALL_TELL,
+                    driven_attempt=0,
                 ),
                 wanted_ranks=wanted,
                 held_bytes=held,
@@ -235,9 +238,14 @@ class NodesManager(JobBody):
         return None if self._collect is None or shown is None else self._collect | shown
 
     async def _run(self, waits: Patience) -> None:
-        self._overdue = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
         try:
-            await self._start_all(waits)
+            while True:
+                self._overdue = loop.create_future()
+                self._restarts.begin()
+                await self._start_all(waits)
+                if not await self._may_try_again(waits):
+                    break
         finally:
             await waits.wait(asyncio.ensure_future(self._placement.close()))
         if self._failed_start is not None:
@@ -262,6 +270,55 @@ class NodesManager(JobBody):
                 break
         for errand in tuple(self._errands):
             errand.cancel()
+
+    async def _may_try_again(self, waits: Patience) -> bool:
+        """Plan the next attempt on the same nodes after its delay, if there is to be one."""
+        if self._failed_start is not None or self._stop_wanted:
+            return False
+        result = await self._judge(waits)
+        pause = self._restarts.next(
+            result, self._limit or self._lost(), time_left=self._ends_at - time.monotonic()
+        )
+        if pause is None:
+            if self._restarts.why:
+                self._say(f"no restart: {self._restarts.why}")
+            return False
+        number = len(self._restarts.earlier)
+        most = self._options.max_restarts
+        text = f"{self._restarts.earlier[-1]}; restart {number} of at most {most} in {pause:g} s"
+        logger.warning("%s", text)
+        self._emit(Event(kind="restarting", time=time.time(), detail=text))
+        self._tell_started()
+        self._pausing = asyncio.get_running_loop().create_future()
+        await waits.within(pause, self._pausing)
+        if self._stop_wanted:
+            self._stopped_in_pause, self._troubled = True, []
+            return False
+        try:
+            # A port that was free a moment ago: the one before may still be held.
+            facts = await waits.wait(
+                asyncio.ensure_future(self._members[0].handle.inspect(self._options.nproc_per_node))
+            )
+        except (NodeLostError, DavinciRunError) as error:
+            self._say(f"no restart: {error}")
+            return False
+        for member in self._members:
+            assert member.plan is not None
+            options = replace(
+                member.plan.options,
+                master_port=self._options.master_port or facts.port,
+                driven_attempt=number,
+            )
+            member.begin_anew(replace(member.plan, options=options))
+        self._stopping, self._limit, self._troubled = False, None, []
+        return not self._stop_wanted
+
+    def _lost(self) -> NodeLost | None:
+        return next((NodeLost(node=member.name) for member in self._members if member.lost), None)
+
+    def _say(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._emit(Event(kind="warning", time=time.time(), detail=text))
 
     async def _see_through(self, member: Member) -> None:
         """Start one node's workers and take its reports until its part of the job has ended."""
@@ -356,6 +413,8 @@ class NodesManager(JobBody):
             self._begin_stop(reason=reason, but=member)
 
     def _begin_stop(self, *, reason: str, now: bool = False, but: Member | None = None) -> None:
+        if self._pausing is not None:
+            resolve(self._pausing, None)
         if not self._stopping:
             self._stopping = True
             self._emit(Event(kind="stopping", time=time.time(), detail=reason))
@@ -386,7 +445,7 @@ class NodesManager(JobBody):
 
     async def _judge(self, waits: Patience) -> RunResult:
         # In a thread: with thousands of workers it would hold up the loop that we are a guest in.
-        return await waits.wait(
+        result = await waits.wait(
             in_thread(
                 lambda: judge(
                     self._members,
@@ -395,9 +454,13 @@ class NodesManager(JobBody):
                     began=self._began,
                     lang=choose_language(self._options.lang),
                     limit=self._limit,
+                    earlier=self._restarts.earlier,
                 )
             )
         )
+        if self._stopped_in_pause:
+            return replace(result, attempts=self._restarts.earlier)
+        return self._restarts.with_attempts(result, self._limit)
 
     def _names(self) -> dict[int, str]:
         names = {-1: "scheduler"}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
     from davincirunsdk.supervision.cause import TimeLimit
-    from davincirunsdk.types import FailureReport, Leftover, WorkerStatus
+    from davincirunsdk.types import AttemptRecord, FailureReport, Leftover, WorkerStatus
 
 _RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOPPING})
 
@@ -115,6 +115,7 @@ def judge(
     began: float,
     lang: str = "en",
     limit: TimeLimit | Stalled | None = None,
+    earlier: Sequence[AttemptRecord] = (),
 ) -> RunResult:
     """Join the nodes' results, and judge all ranks by the rules that hold on one node.
 
@@ -127,6 +128,7 @@ def judge(
         began: Wall-clock second of the job's start.
         lang: Language of the report, `en` or `zh`.
         limit: Why all nodes were told to stop, where that was a limit of the user's.
+        earlier: The attempts before this one.
 
     Returns:
         The result, with the report unless all went well. Workers of a lost node that had not ended are
@@ -140,7 +142,9 @@ def judge(
     leftovers = tuple(leftover for result in results for leftover in result.leftovers)
     log_dir = results[0].log_dir if results else Path("log")
     now = time.time()
-    report = None if well else _report(members, troubled, job_id, log_dir, leftovers, now, lang, limit)
+    report = (
+        None if well else _report(members, troubled, job_id, log_dir, leftovers, now, lang, limit, earlier)
+    )
     state = judge_state(report, failed=any(result.failures for result in results))
     return RunResult(
         job_id=job_id,
@@ -167,6 +171,7 @@ def _report(
     now: float,
     lang: str,
     limit: TimeLimit | Stalled | None,
+    earlier: Sequence[AttemptRecord],
 ) -> FailureReport:
     from davincirunsdk.diagnosis.evidence import End, Evidence, LostNode
     from davincirunsdk.diagnosis.judge import judge as judge_evidence
@@ -197,6 +202,8 @@ def _report(
             node_order=tuple(member.node_rank for member in dict.fromkeys([*troubled, *members])),
             end=end,
             reason=reason,
+            attempt=len(earlier),
+            facts=tuple(f"{attempt}." for attempt in earlier[-4:]),
             leftovers=leftovers,
             lang=lang,
         )

@@ -87,6 +87,15 @@ class Member:
     stalled: str = ""
     last_told: bool = field(default=False)
 
+    def begin_anew(self, plan: NodePlan) -> None:
+        """Forget how its part of an attempt went.
+
+        Args:
+            plan: Of the next one.
+        """
+        self.plan, self.workers, self.auxiliaries, self.result = plan, (), (), None
+        self.stop_sent, self.stalled, self.last_told = False, "", False
+
     @property
     def name(self) -> str:
         """For people."""

@@ -159,6 +159,9 @@ def prepare(
         endings.insert(0, "-scheduler.txt")
     try:
         name = options.name or file_name(cluster.job_id)
+        attempt = options.driven_attempt or 0
+        for ending in endings if attempt else ():
+            keep_attempt(log_dir / f"{name}{ending}", attempt - 1)
         job_id, (events, *files) = open_log_files(
             log_dir, name, ["-events.jsonl", *endings], lambda path: _open_log(path, options, on_trouble)
         )
@@ -171,7 +174,7 @@ def prepare(
             inherited,
             mark=mark,
             paths=[file.path for file in files],
-            attempt=0,
+            attempt=attempt,
             job_id=job_id,
         )
     except BaseException:

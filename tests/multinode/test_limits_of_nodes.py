@@ -1,13 +1,14 @@
-"""Stall and time limit of a job on several nodes: agents in this process as nodes."""
+"""Stall, time limit and restarts of a job on several nodes: agents in this process as nodes."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from davincirunsdk import JobTimeoutError
+from davincirunsdk import DistributedRuntimeError, JobTimeoutError
 from davincirunsdk.engines.agent import NodeAgent
 from davincirunsdk.engines.driver import NodesManager
 
@@ -73,3 +74,60 @@ async def test_the_time_limit_of_all_nodes() -> None:
             await job.wait()
     assert (caught.value.exit_code, caught.value.report.verdict) == (124, "time_limit")
     assert "the time limit of 2 s was reached" in str(caught.value)
+
+
+START = """
+import os, sys, time
+from pathlib import Path
+count, rank = int(os.environ["DAVINCIRUN_RESTART_COUNT"]), int(os.environ["RANK"])
+with open("starts", "a") as file:
+    file.write(f"{count} {rank} {os.environ['MASTER_PORT']}\\n")
+print(f"step {count + 1} loss 0.5", flush=True)
+"""
+FAILS_FIRST = (
+    START
+    + """
+while Path("starts").read_text().count(f"{count} ") < 4: time.sleep(0.01)
+if count == 0 and rank == 3: sys.exit(5)
+if count == 0: time.sleep(600)
+"""
+)
+
+
+def starts() -> list[list[str]]:
+    """Every start of a worker: attempt, rank, port."""
+    return [line.split() for line in Path("starts").read_text().splitlines()]
+
+
+async def test_all_nodes_restart_together() -> None:
+    """A rank fails on one node: the workers of both start anew, with one number and a new port."""
+    command = [sys.executable, "-c", FAILS_FIRST]
+    async with NodesManager(
+        Here(), command, nproc_per_node=2, max_restarts=2, restart_delay=0.1, grace_period=1
+    ) as job:
+        result = await job.wait()
+    assert result.exit_code == 0
+    assert [(attempt.exit_code, attempt.step) for attempt in result.attempts] == [(5, 1), (0, 2)]
+    assert sorted((start[0], start[1]) for start in starts()) == [
+        (attempt, rank) for attempt in "01" for rank in "0123"
+    ]
+    assert [len({start[2] for start in starts() if start[0] == attempt}) for attempt in "01"] == [1, 1]
+    assert [event.kind async for event in job.events() if event.kind == "restarting"] == ["restarting"]
+    # The two nodes share a folder here: only one of them has the plain name.
+    assert list(Path("log").glob("*-rank-*-attempt-0.txt"))
+
+
+async def test_a_stop_during_the_wait_of_all_nodes() -> None:
+    """No node starts anew after a stop."""
+    command = [sys.executable, "-c", FAILS_FIRST]
+    async with NodesManager(
+        Here(), command, nproc_per_node=2, max_restarts=2, restart_delay=200, grace_period=1
+    ) as job:
+        async for event in job.events():
+            if event.kind == "restarting":
+                break
+        await job.stop()
+    assert {start[0] for start in starts()} == {"0"}
+    assert isinstance(job.error, DistributedRuntimeError)
+    assert job.error.report.verdict == "stopped"
+    assert [attempt.exit_code for attempt in job.error.result.attempts] == [5]  # type: ignore[union-attr] # set
