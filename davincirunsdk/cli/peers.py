@@ -242,7 +242,8 @@ def _bind_core(value: str, line: _Line) -> Words:
     if value.lower() in _FALSE:
         return ()
     if value.lower() in _TRUE:
-        return ("--bind", "node")
+        # Where it finds no way msrun goes on without, and so does `auto`.
+        return ("--bind", "auto")
     raise PeerOptionError("cores per device are given as a list here: write --bind 0-9,10-19,...")
 
 

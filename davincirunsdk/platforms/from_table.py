@@ -64,6 +64,10 @@ def cluster(
     said = [claim for site in sites for claim in claims_of_site(site)]
     in_table = [Claim(name="nnodes", value=len(nodes), source=f"rank table {path}")]
     settle("nnodes", (*in_table, *said), ignore=ignore)
+    told = wish.nnodes is not None or wish.node_rank is not None
+    alone = next((s.objection for s in sites if s.offer and s.objection and not s.writes_table), "")
+    if alone and len(nodes) > 1 and not told and not ignore:
+        raise PlatformError(alone)
     # What the platform tells of places counts if it speaks of as many nodes.
     agreed = [site for site in sites if site.nnodes == len(nodes)]
     node_rank = own_node.find(

@@ -80,7 +80,7 @@ CPUS = len(os.sched_getaffinity(0))
         ("--worker_num 2 --framework torch --local_worker_num 2",
          "--framework torch --nproc-per-node 2 --nnodes 1"),
         ("--cluster_time_out 300", "--env MS_TOPO_TIMEOUT=300 --framework mindspore"),
-        ("--bind_core True", "--bind node --framework mindspore"),
+        ("--bind_core True", "--bind auto --framework mindspore"),
         ("--bind_core=False --bind_numa False", "--framework mindspore"),
         ("--rank_table_file t.json", "--rank-table t.json --framework mindspore"),
         ("--rank_table_file= --sim_level -1", "--framework mindspore"),

@@ -325,6 +325,11 @@ async def test_a_table_in_an_allocation(tmp_path: Path) -> None:
             "is node 0"
         )
     ]
+    two = put_table(tmp_path / "two.json", "192.0.2.11", "192.0.2.12")
+    batch = {**BATCH, "MA_CURRENT_HOST_IP": "192.0.2.11"}
+    with pytest.raises(PlatformError, match="and no step: srun has not started this"):
+        await located(tmp_path, batch, Wish(rank_table=two))
+    assert (await located(tmp_path, batch, Wish(rank_table=two, node_rank=0))).node_rank == 0
     turned = put_table(tmp_path / "2.json", "192.0.2.12", "192.0.2.11")
     env = {**MODELARTS, "MA_CURRENT_HOST_IP": "192.0.2.12"}
     cluster = await located(tmp_path, env, Wish(rank_table=turned))
