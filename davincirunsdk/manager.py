@@ -28,7 +28,7 @@ from davincirunsdk.supervision.restarts import Restarts, requeued
 from davincirunsdk.supervision.verdict import judge
 from davincirunsdk.supervision.watch import StallWatch
 from davincirunsdk.supervision.worker import spawn_error
-from davincirunsdk.types import Event, JobState, Stacks
+from davincirunsdk.types import Event, JobState, Stacks, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -329,6 +329,9 @@ class FMKManager(JobBody):
         assert restarts is not None
         cause = None if joint.state is JobState.FAILED else StopWanted()
         joint = restarts.with_attempts(joint, cause)
+        report = joint.report
+        if report is not None and report.verdict in (Verdict.TIME_LIMIT, Verdict.INTERNAL_ERROR):
+            trouble = report.why
         if trouble:
             if self._options.max_restarts and joint.state is JobState.FAILED:
                 restarts.why = trouble

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from davincirunsdk.errors import RankTableError
 from davincirunsdk.supervision.cause import Stalled
 from davincirunsdk.supervision.verdict import choose_exit_code, judge_state
-from davincirunsdk.types import JobState, RunResult, WorkerState
+from davincirunsdk.types import JobState, RunResult, Verdict, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,6 +182,15 @@ def _report(
         end, reason = End.STALLED if isinstance(limit, Stalled) else End.TIME_LIMIT, limit.words
     elif not troubled and not lost:
         end, reason = End.STOPPED, "stop was asked for"
+    elif troubled and (told := _first_report(troubled)) is not None:
+        # What the supervisor of that node knows no worker's account says.
+        ends = {
+            Verdict.STALLED: End.STALLED,
+            Verdict.TIME_LIMIT: End.TIME_LIMIT,
+            Verdict.INTERNAL_ERROR: End.INTERNAL_ERROR,
+        }
+        if told.verdict in ends:
+            end, reason = ends[told.verdict], told.why
     return judge_evidence(
         Evidence(
             job_id=job_id,
@@ -208,6 +217,12 @@ def _report(
             lang=lang,
         )
     )
+
+
+def _first_report(troubled: Sequence[NodePart]) -> FailureReport | None:
+    """The report of the node that was in trouble first, None where it has none of its own."""
+    result = troubled[0].result
+    return result.report if result is not None else None
 
 
 def _accounts(member: NodePart) -> list[Account]:

@@ -244,6 +244,16 @@ def test_a_start_that_fails_on_one_node_ends_all(job: Launchers) -> None:
         assert re.search("node 2 is the root cause", job.said(rank)), job.said(rank)
 
 
+@pytest.mark.parametrize("limited", [0, 1])
+def test_a_time_limit_on_one_node_is_that_of_all(job: Launchers, limited: int) -> None:
+    """All end with 124 and say that the limit was reached, though it was not theirs."""
+    for rank in range(NODES):
+        job.start(rank, WORKER, options=("--timeout", "3") if rank == limited else ())
+    assert job.codes() == [124, 124, 124]
+    assert all("time limit of 3 s was reached" in job.said(rank) for rank in range(NODES))
+    assert job.logs().count("saved on SIGTERM") == 6
+
+
 ATTEMPTS = """
 import os, signal, sys, time
 count, rank = int(os.environ["DAVINCIRUN_RESTART_COUNT"]), int(os.environ["RANK"])
