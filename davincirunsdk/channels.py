@@ -29,7 +29,7 @@ logger: logging.Logger = logging.getLogger("davincirunsdk")
 _STREAM_BYTES = 4 << 20
 """What a stream holds for a slow reader."""
 
-_DISPLAY_PATIENCE = 2.0
+_DISPLAY_PATIENCE = 5.0
 """Seconds without progress after which a stuck display is given up at the end of a job."""
 
 

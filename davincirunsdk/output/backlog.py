@@ -103,13 +103,24 @@ class Backlog:
             self._closed = True
             self._wanted.notify()
 
-    def clear(self) -> None:
-        """Take nothing more and forget what is held."""
+    def clear(self) -> int:
+        """Take nothing more and forget what is held.
+
+        Returns:
+            How many lines that was.
+        """
         with self._wanted:
             self._closed = True
+            lines = sum(
+                _count_lines(block.data) for queue in self._queues.values() for _, block in queue.blocks
+            )
+            lines += sum(
+                queue.left_out.lines for queue in self._queues.values() if queue.left_out is not None
+            )
             self._queues.clear()
             self._size = 0
             self._wanted.notify()
+            return lines
 
     def poke(self) -> None:
         """Let `take` return before its time."""

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from davincirunsdk.output.backlog import Backlog, Gap
+from davincirunsdk.phrases import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,14 +52,28 @@ class ThreadedSink(ABC):
         """Show all that is still held, then the end; see `Sink`."""
         self._backlog.close()
         moved = time.monotonic()
-        seen = self.progress
+        seen = (self.progress, self.queued())
         while self._thread.is_alive() and not self.given_up:
-            self._thread.join(timeout / 4)
-            if self.progress != seen:
-                seen, moved = self.progress, time.monotonic()
+            self._thread.join(timeout / 8)
+            if (now := (self.progress, self.queued())) != seen:
+                seen, moved = now, time.monotonic()
             elif time.monotonic() - moved >= timeout:
                 self.given_up = True
-                self._backlog.clear()
+                lines = self.unwritten_lines() + self._backlog.clear()
+                logger.warning(
+                    "%s of output %s not shown, for nobody reads where they go; all is in %s",
+                    count(lines, "line"),
+                    "were" if lines != 1 else "was",
+                    self.snapshot().log_dir,
+                )
+
+    def queued(self) -> int:
+        """Bytes that are written and that the reader has not taken yet: one that takes some is not stuck."""
+        return 0
+
+    def unwritten_lines(self) -> int:
+        """Lines that are being written."""
+        return 0
 
     def note_progress(self) -> None:
         """Say that the display is not stuck; called in the sink's thread after every write."""

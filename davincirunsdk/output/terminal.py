@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import io
 import os
 import select
 import stat
+import sys
+import termios
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -64,8 +67,14 @@ class Outlet:
         self.encoding: str = _encoding(stream)
         self.redraws: bool = redraws(stream)
         self._piece = _PIECE_BYTES
-        if self.fd is not None and stat.S_ISREG(os.fstat(self.fd).st_mode):
+        self._rest: memoryview = memoryview(b"")
+        mode = os.fstat(self.fd).st_mode if self.fd is not None else 0
+        self._is_pipe = stat.S_ISFIFO(mode)
+        if stat.S_ISREG(mode):
             self._piece = 1 << 30
+        elif self._is_pipe:
+            # Such a write is whole or not at all, whenever we have to leave.
+            self._piece = select.PIPE_BUF
 
     def encode(self, text: str) -> bytes:
         """Encode text; what the encoding does not have is escaped."""
@@ -92,10 +101,10 @@ class Outlet:
             self._attempt(lambda: self._stream.write(text))
             self.flush()
             return
-        rest = memoryview(data)
-        while rest:
+        self._rest = memoryview(data)
+        while self._rest:
             try:
-                rest = rest[os.write(self.fd, rest[: self._piece]) :]
+                self._rest = self._rest[os.write(self.fd, self._next_piece()) :]
             except BlockingIOError:
                 # Another program has made the shared terminal non-blocking.
                 poll = select.poll()
@@ -104,6 +113,28 @@ class Outlet:
             except OSError as error:
                 raise DisplayGoneError from error
             self._on_progress()
+
+    def queued(self) -> int:
+        """Bytes that the reader has not taken yet, as far as that can be known."""
+        if self.fd is None or not (self._is_pipe or self.redraws):
+            return 0
+        number = bytearray(4)
+        try:
+            fcntl.ioctl(self.fd, termios.FIONREAD if self._is_pipe else termios.TIOCOUTQ, number)
+        except OSError:
+            return 0
+        return int.from_bytes(number, sys.byteorder)
+
+    def unwritten_lines(self) -> int:
+        """Lines that are still to be written."""
+        return bytes(self._rest).count(b"\n")
+
+    def _next_piece(self) -> memoryview:
+        """Take as much as is written at once, up to the end of a line where one is in it."""
+        if len(self._rest) <= self._piece:
+            return self._rest
+        cut = bytes(self._rest[: self._piece]).rfind(b"\n") + 1 if self._is_pipe else 0
+        return self._rest[: cut or self._piece]
 
     def width(self) -> int:
         """Return the terminal's number of columns."""
@@ -203,6 +234,14 @@ class TerminalSink(ThreadedSink):
         pause = self._render_bars(pieces)
         self._write(pieces)
         return pause
+
+    def queued(self) -> int:
+        """See `ThreadedSink`."""
+        return self.outlet.queued()
+
+    def unwritten_lines(self) -> int:
+        """See `ThreadedSink`."""
+        return self.outlet.unwritten_lines()
 
     def finish(self) -> None:
         """Show last lines without end and the last state of progress bars."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 
 BIN = Path(sys.executable).parent
 PY = sys.executable
@@ -318,6 +321,28 @@ def test_a_bad_stdout_neither_stops_nor_slows_the_job(closed: str, job_folder: P
     assert done.returncode == 0
     assert (job_folder / "marker").exists()
     assert [path.stat().st_size for path in (job_folder / "log").glob("*-proc-*")] == [20000 * 101] * 2
+
+
+@pytest.mark.parametrize("pause", [4.0, 8.0])
+def test_a_reader_that_pauses_gets_whole_lines(pause: float, job_folder: Path) -> None:
+    """What comes is whole lines; what does not is counted, with the folder that has it."""
+    program = "for i in range(4000): print(i, 'x' * (i % 200))"
+    command = [str(BIN / "davincirun"), "--nproc-per-node", "1", PY, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        wait_until(lambda: list(job_folder.glob("log/*-events.jsonl")))
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > pause)
+        shown, said = process.stdout.read().decode(), process.stderr.read().decode()
+        assert process.wait(20) == 0
+    lines = shown.splitlines()
+    assert lines == [f"[rank 0] {i} {'x' * (i % 200)}" for i in range(len(lines))]
+    missing = re.search(r"(\d+) lines of output were not shown", said)
+    assert len(lines) + (int(missing[1]) if missing else 0) == 4000
+    if missing:
+        assert str(job_folder / "log") in said
+    assert bool(missing) is (pause > 6)
 
 
 def test_verbose_says_which_source_gave_what() -> None:
