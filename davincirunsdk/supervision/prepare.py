@@ -138,11 +138,7 @@ def prepare(
         WorkerSpawnError: The command is not there or cannot be executed.
         PlatformError: A folder cannot be made, the port is taken, or /proc is not there.
     """
-    if not Path("/proc/self/stat").exists():
-        raise PlatformError(
-            "found no /proc file system; expected one, for the processes of a job are found there: mount it "
-            "(mount -t proc proc /proc), or start the container without hiding it"
-        )
+    _check_proc()
     log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
     _make_folder(options.work_dir, "work_dir")
     _check_command(options.command, options.work_dir, {**inherited, **options.env})
@@ -151,19 +147,14 @@ def prepare(
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()
     mark = f"{outer}/{own}" if outer else own
-    endings = [
-        f"-proc-rank-{device.rank}-device-{cluster.worker_device_id(device)}.txt"
-        for device in cluster.node.devices
-    ]
-    if _has_scheduler(options, cluster):
-        endings.insert(0, "-scheduler.txt")
+    endings = ["-events.jsonl", *_endings(options, cluster)]
     try:
         name = options.name or file_name(cluster.job_id)
         attempt = options.driven_attempt or 0
         for ending in endings if attempt else ():
             keep_attempt(log_dir / f"{name}{ending}", attempt - 1)
         job_id, (events, *files) = open_log_files(
-            log_dir, name, ["-events.jsonl", *endings], lambda path: _open_log(path, options, on_trouble)
+            log_dir, name, endings, lambda path: _open_log(path, options, on_trouble)
         )
     except OSError as error:
         raise _log_error(log_dir, error) from None
@@ -193,6 +184,23 @@ def prepare(
         events=events,
         first=Launch(specs=specs, files=tuple(files)),
     )
+
+
+def _check_proc() -> None:
+    if not Path("/proc/self/stat").exists():
+        raise PlatformError(
+            "found no /proc file system; expected one, for the processes of a job are found there: mount it "
+            "(mount -t proc proc /proc), or start the container without hiding it"
+        )
+
+
+def _endings(options: JobOptions, cluster: Cluster) -> list[str]:
+    """Name the log files of this node's processes, in the order of their start, behind the job's name."""
+    endings = [
+        f"-proc-rank-{device.rank}-device-{cluster.worker_device_id(device)}.txt"
+        for device in cluster.node.devices
+    ]
+    return ["-scheduler.txt", *endings] if _has_scheduler(options, cluster) else endings
 
 
 def _has_scheduler(options: JobOptions, cluster: Cluster) -> bool:
@@ -261,19 +269,23 @@ def _specs(
             )
         )
     if with_scheduler:
-        scheduler = WorkerSpec(
-            rank=-1,
-            local_rank=-1,
-            device_id=-1,
-            name="scheduler",
-            command=options.command,
-            env=scheduler_environment(specs[0].env, cluster.world_size),
-            work_dir=options.work_dir,
-            log_path=paths[0],
-            auxiliary=True,
-        )
-        specs.insert(0, scheduler)
+        specs.insert(0, _scheduler(specs[0], cluster, paths[0]))
     return tuple(specs)
+
+
+def _scheduler(worker: WorkerSpec, cluster: Cluster, path: Path) -> WorkerSpec:
+    """Say how MindSpore's scheduler is started: by the workers' command."""
+    return WorkerSpec(
+        rank=-1,
+        local_rank=-1,
+        device_id=-1,
+        name="scheduler",
+        command=worker.command,
+        env=scheduler_environment(worker.env, cluster.world_size),
+        work_dir=worker.work_dir,
+        log_path=path,
+        auxiliary=True,
+    )
 
 
 def _error_file(log: Path) -> Path:
