@@ -87,6 +87,9 @@ def cluster(
             "drop that figure, as a table settles it, or give another table",
             path=str(path),
         )
+    if ignore and not {row.device_id for row in own.rows} <= set(present):
+        # A container may have given its device files other numbers: then only the places can be right.
+        present = ()
     numbers, mask = _narrowed(own, present, env, str(path), notify)
     _check_choice(wish.devices, own, env, present, str(path))
     own_words = (*wished, *rendezvous.claims(env))
@@ -184,7 +187,8 @@ def _narrowed(
         raise RankTableError(
             f"rank table {path}: found {devices.some(absent, 'device')} for this node "
             f"({printable(own.name)}), which has {devices.some(present, 'NPU')} (device files in /dev); "
-            "expected devices that are here: give the table of this node, or mend the device",
+            "expected devices that are here: give the table of this node, or mend the device; where this "
+            "container numbers its devices anew, let the table count with --ignore-platform",
             path=path,
         )
     seen = devices.visible(env, present) if present else devices.seen_without_files(env, rows)

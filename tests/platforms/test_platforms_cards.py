@@ -174,6 +174,17 @@ async def test_a_table_with_devices_that_are_not_in_sight(
     assert str(caught.value).startswith(f"rank table {path}: {found}")
 
 
+async def test_device_files_that_are_numbered_anew(tmp_path: Path) -> None:
+    """Where the user says so, the table counts: its rows are taken for all devices, in their order."""
+    root = make_root(tmp_path, range(2))
+    path = put_table(root / "t.json", [(0, 4), (1, 7)])
+    with pytest.raises(RankTableError, match="with --ignore-platform"):
+        await located(root, {}, Wish(rank_table=path))
+    cluster = await located(root, {}, Wish(rank_table=path, ignore_platform=True))
+    assert [device.local_rank for device in cluster.node.devices] == [0, 1]
+    assert cluster.visible_devices is None
+
+
 @pytest.mark.parametrize(
     ("mask", "found"),
     [
