@@ -38,7 +38,6 @@ class Account:
     Attributes:
         of: Who it is and how it ended; its output is left out.
         finding: The error that explains its end best, None when it says nothing of one.
-        effects: Later or lesser errors of it, as headlines.
         passing: An error after which it went on working, or that a thread of it raised.
         late: An error that it wrote after it had been asked to end.
         named: Ranks that its errors name, each with how much that weighs.
@@ -54,7 +53,6 @@ class Account:
 
     of: RankEvidence
     finding: Finding | None
-    effects: tuple[str, ...]
     passing: Finding | None
     late: Finding | None
     named: tuple[tuple[int, float], ...]
@@ -173,9 +171,6 @@ def read_rank(evidence: RankEvidence) -> Account:
     return Account(
         of=replace(evidence, output=b"", times=(), raised=None),
         finding=finding,
-        effects=tuple(
-            dict.fromkeys(one.headline for _, one in assessed if chosen is None or one is not chosen[1])
-        )[:6],
         passing=_last(passed),
         late=_last(
             [pair for pair in late if (chosen is None or pair[1] is not chosen[1]) and not pair[1].told]

@@ -115,16 +115,6 @@ def is_advice(text: str) -> bool:
     return _ADVICE.match(text) is not None
 
 
-def is_unfinished(texts: Sequence[str]) -> bool:
-    """Tell whether the output stops inside a traceback: its exception has not been written yet."""
-    for text in reversed(texts):
-        if _HEADER.search(text):
-            return True
-        if not text.startswith((" ", "\t", "|", "+")):
-            return text.startswith(_JOINERS)
-    return False
-
-
 def find_blocks(lines: Sequence[Line]) -> list[Block]:
     """Find the blocks that speak of an error, in the order of the output."""
     found: list[Block] = []

@@ -47,12 +47,10 @@ class Line:
     Attributes:
         text: What the worker wrote, without colours and launchers' prefixes; its indent is kept.
         time: Wall-clock second when it came, or else what it says itself; None when neither is known.
-        stamp: The time that the line gives itself, or None.
     """
 
     text: str
     time: float | None
-    stamp: float | None
 
 
 def cut_lines(output: bytes, times: Sequence[tuple[int, float]] = ()) -> list[Line]:
@@ -79,8 +77,8 @@ def cut_lines(output: bytes, times: Sequence[tuple[int, float]] = ()) -> list[Li
         text = _shortened(piece)
         for state in text.split("\r") if "\r" in text else (text,):
             if cleaned := clean(state):
-                stamp = stamp_of(cleaned[:120])
-                lines.append(Line(text=strip_prefix(cleaned), time=came or stamp, stamp=stamp))
+                moment = came if came is not None else stamp_of(cleaned[:120])
+                lines.append(Line(text=strip_prefix(cleaned), time=moment))
     return lines
 
 

@@ -55,7 +55,11 @@ def look_around(
 
     # It cannot be ended, only left alone: a read of a dead mount does not come back.
     thread = threading.Thread(target=look, name="davincirun-look", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        # The job has used up all processes of this user.
+        return evidence
     thread.join(PATIENCE)
     return found[-1] if found else evidence
 
