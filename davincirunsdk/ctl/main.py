@@ -173,7 +173,11 @@ def send_signal(job: str, name: str) -> None:
     except KeyError:
         raise click.UsageError(f"{name!r} is not a signal: give a name such as USR1") from None
     found = _find(None if job == "-" else job)
-    if found.is_command and number in (signal.SIGUSR1, signal.SIGUSR2):
+    if (
+        found.is_command
+        and number in (signal.SIGUSR1, signal.SIGUSR2)
+        and not _is_told_by_slurm(found.launcher)
+    ):
         _signal(found.launcher, number)
     else:
         from davincirunsdk.leftovers.proc import Proc
@@ -471,6 +475,17 @@ def _is_stopped(pid: int) -> bool:
 def _lives(proc: Proc, pid: int, started: int) -> bool:
     look = proc.look(pid)
     return look is not None and look.started == started and not look.is_dead
+
+
+def _is_told_by_slurm(pid: int) -> bool:
+    """Tell whether a launcher takes such signals for Slurm's, which has told its workers already."""
+    from davincirunsdk.leftovers.pass_on import reached_by_sender
+
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return reached_by_sender(dict(os.fsdecode(variable).partition("=")[::2] for variable in variables))
 
 
 def _signal(pid: int, number: int) -> None:
