@@ -9,6 +9,7 @@ import zlib
 
 from davincirunsdk.script.progress import HEAD, MEMORY_NAME, SLOT_BYTES
 from davincirunsdk.steps.shapes import Reading
+from davincirunsdk.steps.tracker import SCRIPT
 
 
 class Channel:
@@ -96,7 +97,7 @@ def _reading(step: int, total: int, text: bytes) -> Reading:
     values: dict[str, float] = json.loads(text) if text else {}
     loss = values.pop("loss", None)
     return Reading(
-        shape="script",
+        shape=SCRIPT,
         trust=5,
         absolute=True,
         step=step,

@@ -10,6 +10,9 @@ from davincirunsdk.types import Progress
 if TYPE_CHECKING:
     from davincirunsdk.steps.shapes import Reading
 
+SCRIPT = "script"
+"""Shape of what a script says itself."""
+
 _SMOOTHING = 0.3
 """Weight of the newest measurement of the time per step."""
 _AGAIN = 0.1
@@ -117,7 +120,10 @@ class Tracker:
         step = main.before + main.step
         moved = step != was or self.progress is None
         if moved:
-            self._measure(step - was, now - main.moved if main.moved else 0.0)
+            if main.moved:
+                # What a script says itself is looked at now and then, but said at every step.
+                self._stride = 1 if reading.shape == SCRIPT else max(1, step - was)
+                self._measure(step - was, now - main.moved)
             main.moved = now
         self._eta = None if reading.eta is None or main.epochs or main.rounds > 1 else (now, reading.eta)
         self._tell(now, moved=moved)
@@ -166,8 +172,6 @@ class Tracker:
             self._step_seconds, self._given_step_seconds = reading.step_seconds, True
 
     def _measure(self, steps: int, seconds: float) -> None:
-        if steps > 0:
-            self._stride = steps
         if steps <= 0 or seconds <= 0 or self._given_step_seconds:
             return
         newest = seconds / steps

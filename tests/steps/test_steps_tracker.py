@@ -125,6 +125,12 @@ def test_time_per_step_is_measured_where_none_is_printed() -> None:
     assert (last.step, last.step_seconds, last.stride) == (80, 0.5, 10)
 
 
+def test_the_first_step_seen_is_no_stride() -> None:
+    """A run that goes on from step 5000 does not report every 5000 steps."""
+    first, second = follow([f" iteration {n}/ 9000 | lm loss: 1.0 |" for n in (5000, 5010)])
+    assert (first.stride, second.stride) == (1, 10)
+
+
 def test_a_step_back_of_an_absolute_count_is_believed() -> None:
     """A rank that went back to a checkpoint is where it says."""
     lines = [f" iteration {n}/ 100 | lm loss: 1.0 |" for n in (50, 51, 40)]
