@@ -127,7 +127,10 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session(python=["3.11"])
 def netns(session: nox.Session) -> None:
-    """Run jobs over two network namespaces as two hosts; needs root. MindSpore's: session frameworks."""
+    """Run jobs over network namespaces as hosts; needs root and Debian's openssh-server.
+
+    MindSpore's: session frameworks.
+    """
     session.install(".[dev,torch]", TORCH)
     session.run(
         "python", "-m", "pytest", "-m", "netns and not mindspore", "tests/multinode", *session.posargs

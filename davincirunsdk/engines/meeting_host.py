@@ -320,7 +320,8 @@ class HostMeeting(Meeting):
         guest.lost = why
         self._links.pop(guest, None)
         self._say(f"{guest.name} was lost: {why}")
-        self._trouble(guest, "its launcher was lost")
+        self._troubled.append(guest)
+        self._halt(f"{guest.name} was lost", but=guest)
         self._wake()
 
     def _trouble(self, one: Part, reason: str, exit_code: int | None = None) -> None:

@@ -296,7 +296,7 @@ async def test_a_launcher_that_dies_is_lost_at_once() -> None:
         assert guest.meeting._channel is not None
         guest.meeting._channel.abort()
         await asyncio.wait_for(host.stopped.wait(), 5)
-        assert host.stops == ["its launcher was lost on node 1 (h1)"]
+        assert host.stops == ["node 1 (h1) was lost"]
         found = await host.meeting.conclude(result(0, None))
         assert (found.state, found.exit_code) == (JobState.FAILED, 1)
         assert found.report is not None
