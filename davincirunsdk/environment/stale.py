@@ -21,6 +21,9 @@ STALE = re.compile(
 )
 """What no worker inherits."""
 
+TABLES = ("RANK_TABLE_FILE", "RANK_TABLE_FILE_V_1_0", "MINDSPORE_HCCL_CONFIG_PATH")
+"""What names a rank table; in a worker it is that of the worker's job, not of one that it starts."""
+
 CHIEF = (
     "CM_CHIEF_IP",
     "CM_CHIEF_PORT",

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import file_name
-from davincirunsdk.environment.stale import CHIEF, STALE
+from davincirunsdk.environment.stale import CHIEF, STALE, TABLES
 from davincirunsdk.host.devices import MASK
 from davincirunsdk.leftovers.mark import JOB_MARK
 
@@ -61,9 +61,9 @@ def worker_environment(
         torch; see README, "What a worker gets".
     """
     base = {name: value for name, value in inherited.items() if not STALE.fullmatch(name)}
-    if cluster.rank_table is not None:
-        for name in CHIEF:
-            base.pop(name, None)
+    gone = CHIEF if cluster.rank_table is not None else TABLES if JOB_MARK in inherited else ()
+    for name in gone:
+        base.pop(name, None)
     given = {**base, **extra}
     result = dict(given)
     local_world_size = len(cluster.node.devices)

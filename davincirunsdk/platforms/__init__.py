@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from davincirunsdk.cluster import Fact
 from davincirunsdk.concurrency import in_thread
+from davincirunsdk.environment.stale import TABLES
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.host import cann, devices, interfaces
 from davincirunsdk.platforms import (
@@ -273,7 +274,7 @@ async def prepare_rank_table(
         RankTableTimeoutError: It did not become complete in time.
         PlatformError: This host cannot be found in it.
     """
-    env = without_outer_job(env)
+    env = without_outer_job(env, keep_table=True)
     place = await in_thread(lambda: places.find(env, root=root))
     if place is None:
         return None
@@ -294,17 +295,24 @@ async def prepare_rank_table(
     return await in_thread(prepare)
 
 
-def without_outer_job(env: Mapping[str, str]) -> Mapping[str, str]:
+def without_outer_job(env: Mapping[str, str], *, keep_table: bool = False) -> Mapping[str, str]:
     """Leave out what an outer davincirun or torchrun set or used for its worker, its marks included.
 
     That worker is one process on one node: a job that it starts is on this node, unless it is told more.
+    The outer job's rank table would start all of its ranks once more, from each of them.
+
+    Args:
+        env: The environment.
+        keep_table: Leave the rank table, for a script that only asks for it.
     """
     if any(env.get(mark) for mark in OUTER_MARKS):
         outer = OUTER_VARIABLES.union(OUTER_MARKS)
         return {
             name: value
             for name, value in env.items()
-            if name not in outer and not name.startswith(OUTER_PREFIXES)
+            if name not in outer
+            and not name.startswith(OUTER_PREFIXES)
+            and (keep_table or name not in TABLES)
         }
     return env
 

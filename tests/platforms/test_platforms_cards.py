@@ -224,6 +224,15 @@ async def test_fewer_workers_than_cards(tmp_path: Path) -> None:
     assert MASK not in workers[0]
 
 
+async def test_a_table_of_the_job_outside(tmp_path: Path) -> None:
+    """A worker's own job without a table does not hand on that of the job outside."""
+    cluster = await located(make_root(tmp_path), {}, Wish(nproc_per_node=1))
+    outer = {"DAVINCIRUN_JOB": "x", "RANK_TABLE_FILE": "/t.json"}
+    assert "RANK_TABLE_FILE" not in environments(cluster, outer, "auto")[0]
+    users = environments(cluster, {"RANK_TABLE_FILE": "/t.json"}, "auto")[0]
+    assert users["RANK_TABLE_FILE"] == "/t.json"
+
+
 async def test_the_old_driver_counts_otherwise(tmp_path: Path) -> None:
     """With the one driver whose DEVICE_ID is physical, LOCAL_RANK still is the place."""
     root = make_root(tmp_path, range(8))

@@ -14,7 +14,7 @@ from rank_table_samples import device
 from davincirunsdk.errors import PlatformError, RankTableError
 from davincirunsdk.host import addresses
 from davincirunsdk.options import Wish
-from davincirunsdk.platforms import locate, without_outer_job
+from davincirunsdk.platforms import locate, prepare_rank_table, without_outer_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,6 +221,19 @@ async def test_inside_a_worker(tmp_path: Path, env: dict[str, str], mark: str) -
     inner = without_outer_job({**env, mark: "x"})
     cluster = await located(make_root(tmp_path), inner, wish())
     assert (len(cluster.nodes), cluster.master_addr) == (1, "127.0.0.1")
+
+
+async def test_a_workers_own_job_leaves_the_table_alone(tmp_path: Path) -> None:
+    """The table of the job outside would start all its ranks again; a script that asks for it gets it."""
+    path = put_table(tmp_path / "t.json", "192.0.2.11")
+    env = {"DAVINCIRUN_JOB": "x", "RANK_TABLE_FILE": str(path), "TMPDIR": str(tmp_path)}
+    inner = await located(make_root(tmp_path / "host"), env, wish())
+    assert (inner.rank_table, inner.world_size) == (None, 2)
+    told = await located(tmp_path, env, Wish(rank_table=path))
+    assert told.rank_table == path
+    names = await prepare_rank_table(env, notify=print, root=tmp_path)
+    assert names is not None
+    assert names["RANK_TABLE_FILE"] == str(path)
 
 
 TASKS = {
