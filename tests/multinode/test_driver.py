@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -325,7 +326,8 @@ async def test_the_events_of_all_nodes_are_in_one_file(tmp_path: Path) -> None:
         seen = [event async for event in job.events()]
     (path,) = Path("log").glob("*-nodes-events.jsonl")
     assert path.name == f"{job.job_id}-nodes-events.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    about, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert about["about"]["launcher"] == os.getpid()
     assert [(line["kind"], line.get("rank")) for line in lines] == [
         (event.kind, event.rank) for event in seen
     ]

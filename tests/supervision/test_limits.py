@@ -221,7 +221,11 @@ def test_closed_standard_streams_change_nothing(closed: str, job_folder: Path) -
 def test_sigterm_leaves_no_folder_behind(delay: float, job_folder: Path) -> None:
     """A script that has SIGTERM's default action ends by it, after the cache folder is gone."""
     program = (
+        "import pathlib\n"
         "from davincirunsdk import start_and_wait_distributed_train\n"
+        "from davincirunsdk.environment import compiler_cache\n"
+        # Wherever this machine has such a folder, the test looks into the temporary one.
+        "compiler_cache._PLATFORM_CACHE = pathlib.Path('/no/such/folder')\n"
         "print('ready', flush=True)\n"
         "start_and_wait_distributed_train(['sleep', '600'], nproc_per_node=8)\n"
     )
