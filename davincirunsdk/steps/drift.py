@@ -35,10 +35,12 @@ def lagging(workers: Iterable[WorkerStatus]) -> tuple[tuple[WorkerStatus, int], 
         return ()
     # Of two ranks the one in front is the measure.
     middle = median_high([progress.step for _, progress in told])
+    newest = max(progress.time for _, progress in told)
     found = []
     for worker, progress in told:
         behind = middle - progress.step
+        late = max(behind * (progress.step_seconds or _LEAST_SECONDS), newest - progress.time)
         allowed = _REPORTS * max(progress.stride for _, progress in told)
-        if behind > allowed and behind * (progress.step_seconds or _LEAST_SECONDS) >= _LEAST_SECONDS:
+        if behind > allowed and late >= _LEAST_SECONDS:
             found.append((worker, behind))
     return tuple(sorted(found, key=lambda item: -item[1]))

@@ -177,6 +177,8 @@ async def test_a_slow_rank_is_named(job_folder: Path) -> None:
         "while not all(os.path.exists(f'ready-{other}') for other in range(4)): time.sleep(0.01)\n"
         "time.sleep(1.5)\n"
         "davincirunsdk.progress(4 if rank == 2 else 100)\n"
+        "open(f'late-{rank}', 'w').close()\n"
+        "while not os.path.exists('late-2'): time.sleep(0.01)\n"
         "if rank == 0: os._exit(3)\n"
         "time.sleep(600)\n"
     )
