@@ -138,7 +138,8 @@ def _stopped_from_outside(ranks: Sequence[Account], failed: Sequence[Account]) -
         return None
     if signal.SIGKILL in numbers:
         # The kernel kills some for memory; whoever kills all is a scheduler, a limit or a user.
-        untouched = [one for one in ranks if one not in outside and one not in rest]
+        touched = {one.rank for one in (*outside, *rest)}
+        untouched = [one for one in ranks if one.rank not in touched]
         if any(one.of.state is not WorkerState.SUCCEEDED for one in untouched):
             return None
     names = "/".join(sorted(number.name for number in numbers if number is not None))
@@ -502,7 +503,8 @@ def _only_ends_say_so(ends: Sequence[Account], ranks: Sequence[Account], votes: 
     first = ends[0]
     if first.finding is None or not first.finding.link:
         return False
-    others = [one for one in ranks if one not in ends]
+    own = {one.rank for one in ends}
+    others = [one for one in ranks if one.rank not in own]
     return not any(rank == ends[1].rank and weight >= 1 for one in others for rank, weight in one.named) and (
         votes[ends[1].rank] >= max(votes.values())
     )

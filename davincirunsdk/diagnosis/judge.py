@@ -47,7 +47,8 @@ def report_on(evidence: Evidence, accounts: Sequence[Account]) -> FailureReport:
     conclusion = conclude(evidence, accounts)
     lead = conclusion.named[:1] or conclusion.failed[:1]
     ordered = [one for one in lead if one.failed]
-    ordered += [one for one in conclusion.failed if one not in ordered]
+    first = {one.rank for one in ordered}
+    ordered += [one for one in conclusion.failed if one.rank not in first]
     failures = tuple(describe(one, evidence.lang) for one in ordered)
     root_cause = _root_cause(evidence, conclusion, failures)
     if conclusion.verdict is Verdict.NODE_LOST:

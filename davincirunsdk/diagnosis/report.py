@@ -393,8 +393,8 @@ class _Writer:
             Verdict.STALLED, Verdict.TIME_LIMIT, Verdict.STOPPED, Verdict.UNCLEAR,
         ):  # fmt: skip
             return []
-        named = set(self.conclusion.named)
-        ran = [one for one in self.accounts if one.rank >= 0 and one.running and one not in named]
+        named = {one.rank for one in self.conclusion.named}
+        ran = [one for one in self.accounts if one.rank >= 0 and one.running and one.rank not in named]
         if not ran:
             return []
         ran.sort(key=lambda one: (one.of.last_output or 0.0, one.rank))
@@ -409,13 +409,14 @@ class _Writer:
         return rows
 
     def _others(self) -> list[str]:
-        shown = {self.lead} if self.lead is not None else set()
+        shown = {self.lead.rank} if self.lead is not None else set()
         alike = [
             one
             for one in self.conclusion.named
-            if self.conclusion.verdict is Verdict.FAILED_ALIKE and one not in shown
+            if self.conclusion.verdict is Verdict.FAILED_ALIKE and one.rank not in shown
         ]
-        rest = [one for one in self.conclusion.failed if one not in shown and one not in alike]
+        seen = shown | {one.rank for one in alike}
+        rest = [one for one in self.conclusion.failed if one.rank not in seen]
         groups: dict[tuple[object, ...], list[Account]] = {}
         if alike:
             groups[("alike",)] = alike
