@@ -12,10 +12,9 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from davincirunsdk import __version__
 from davincirunsdk.channels import Channels
@@ -28,6 +27,7 @@ from davincirunsdk.concurrency import (
     running_loop,
     shield,
 )
+from davincirunsdk.ending import Ending, at_once
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, JobTimeoutError, WorkerSpawnError
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
 from davincirunsdk.phrases import count, ranks
@@ -36,7 +36,7 @@ from davincirunsdk.supervision.verdict import INTERNAL_ERROR, must_raise
 from davincirunsdk.types import Event, JobState, RunResult, Verdict, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -674,7 +674,7 @@ class JobBody(ABC):
         if loop is None:
             if self._over.done():
                 # Without a loop: the result itself.
-                return _at_once(function())  # type: ignore[arg-type]
+                return at_once(function())  # type: ignore[arg-type]
             return self._elsewhere(function(), owner).result()  # type: ignore[no-any-return] # as above
         if loop is owner or self._over.done():
             return Ending(function)
@@ -702,55 +702,6 @@ class JobBody(ABC):
     async def _until_over(self) -> None:
         if not self._over.done():
             await asyncio.wait({self._over})
-
-
-class Ending(Coroutine[Any, Any, T], Generic[T]):
-    """A coroutine that begins to wait when it is awaited, and gives no warning when it never is.
-
-    Args:
-        wait: Makes what is awaited; None when there is nothing to wait for.
-    """
-
-    def __init__(self, wait: Callable[[], Awaitable[T]] | None) -> None:
-        self._wait = wait
-        self._steps: Generator[Any, Any, T] | None = None
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        """Wait."""
-        return self._generator()
-
-    def send(self, value: Any) -> Any:
-        """Go on; see `Coroutine.send`."""
-        return self._running().send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Raise inside; see `Coroutine.throw`."""
-        return self._running().throw(*error)
-
-    def close(self) -> None:
-        """End it without waiting."""
-        if self._steps is not None:
-            self._steps.close()
-
-    def _running(self) -> Generator[Any, Any, T]:
-        if self._steps is None:
-            self._steps = self._generator()
-        return self._steps
-
-    def _generator(self) -> Generator[Any, Any, T]:
-        if self._wait is None:
-            return None  # type: ignore[return-value] # only where T is None
-        return (yield from self._wait().__await__())
-
-
-def _at_once(call: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that has nothing to wait for."""
-    try:
-        call.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("it waits for something")
 
 
 def start_line(job: Job) -> str:

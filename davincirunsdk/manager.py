@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from davincirunsdk.cluster import Cluster, Fact
+    from davincirunsdk.ending import Ending
     from davincirunsdk.engines.meeting import Again, Meeting
-    from davincirunsdk.job import Ending
     from davincirunsdk.supervision.prepare import Launch, Preparation
     from davincirunsdk.supervision.worker import Worker
     from davincirunsdk.types import Progress, RunResult, WorkerStatus

@@ -24,7 +24,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"logs": set(), "steps": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
     {"errors": set(), "findings": set(), "concurrency": {"errors"}, "script": set()},
-    {"types": set(), "phrases": set(), "__init__": set()},
+    {"types": set(), "phrases": set(), "ending": set(), "__init__": set()},
 ]
 DEMO = "demo"  # a program of its own
 ONLY_IN = {
