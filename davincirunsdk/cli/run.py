@@ -15,19 +15,25 @@ from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.job import start_line
 from davincirunsdk.phrases import count, ranks
-from davincirunsdk.types import JobState, Verdict, WorkerState, signal_name
+from davincirunsdk.types import JobState, Verdict, WorkerState, readable_time, signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from davincirunsdk.cli.words import Words
     from davincirunsdk.job import Job
-    from davincirunsdk.types import Event, RunResult
+    from davincirunsdk.types import Event, RunResult, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _POST_STOP = Path("/usr/local/Ascend/driver/tools/docker_stop_post_sys.sh")
 """ModelArts' own script, to be run after a job."""
+
+_SILENT = 10.0
+"""Seconds without output after which a rank is worth a line when somebody stops the job."""
+
+_MOST_SILENT = 10
+"""Lines about silent ranks."""
 
 _POST_STOP_TIME = 60.0
 """Seconds that it may take."""
@@ -114,6 +120,8 @@ class Run:
         }
         parts = [f"{ranks(ended[state])} {words}" for state, words in told.items() if state in ended]
         self._say(f"stopped by {first.name}: {'; '.join(parts)}")
+        for line in _silent_ranks(job.workers):
+            self._say(line)
         return 128 + first
 
     def _say(self, text: str) -> None:
@@ -138,6 +146,21 @@ class Run:
             self._words.say(
                 f"warning: {result.lost_log_bytes} bytes of output could not be written to log files"
             )
+
+
+def _silent_ranks(workers: Sequence[WorkerStatus]) -> list[str]:
+    """Say which ranks were silent when the job was stopped: it may have been stopped because it hung."""
+    silent = []
+    for worker in workers:
+        since = worker.last_output or worker.started
+        if since is None or worker.ended is None or worker.state is WorkerState.SUCCEEDED:
+            continue
+        if (span := worker.ended - since) >= _SILENT:
+            said = f": {worker.last_line}" if worker.last_line else ", no output at all"
+            silent.append((span, f"{worker.name} was silent for {readable_time(span)}{said}"))
+    silent.sort(key=lambda one: -one[0])
+    lines = [line for _, line in silent[:_MOST_SILENT]]
+    return lines + [f"and {len(silent) - _MOST_SILENT} more"] * (len(silent) > _MOST_SILENT)
 
 
 async def _run_post_stop_script() -> None:
