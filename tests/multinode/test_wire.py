@@ -21,7 +21,17 @@ from davincirunsdk.errors import (
     WorkerSpawnError,
 )
 from davincirunsdk.options import JobOptions
-from davincirunsdk.types import Event, JobState, LogBlock, RunResult, WorkerFailure, WorkerState, WorkerStatus
+from davincirunsdk.types import (
+    AttemptRecord,
+    Event,
+    JobState,
+    LogBlock,
+    Progress,
+    RunResult,
+    WorkerFailure,
+    WorkerState,
+    WorkerStatus,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,6 +42,7 @@ STATUS = WorkerStatus(
     rank=3, local_rank=1, device_id=1, pid=77, state=WorkerState.FAILED, exit_code=-9, started=1.5, ended=2.5,
     log_path=Path("/log/a-3.txt"), log_bytes=10, last_output=2.0, last_line="ein Wort \u4e2d", lost_bytes=0,
     name="rank 3",
+    progress=Progress(step=7, total=None, time=2.0, epoch=1, loss=float("inf"), values=(("lr", 0.5),)),
 )  # fmt: skip
 FAILURE = WorkerFailure(
     rank=3, local_rank=1, node_rank=1, node="h2", device_id=1, pid=77, exit_code=-9, ended=2.5,
@@ -40,6 +51,7 @@ FAILURE = WorkerFailure(
 RESULT = RunResult(
     job_id="job", state=JobState.FAILED, exit_code=137, workers=(STATUS,), auxiliaries=(),
     failures=(FAILURE,), leftovers=(), lost_log_bytes=0, started=1.0, ended=3.0, log_dir=Path("/log"),
+    attempts=(AttemptRecord(number=0, started=1.0, ended=3.0, exit_code=137, reason="killed", step=7),),
 )  # fmt: skip
 MESSAGES = [
     calls.Greeting(env={"PATH": "/bin"}, folders=("/work",), nproc_per_node=None, lost_after=30.0),
