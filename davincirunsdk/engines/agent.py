@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _IDLE = 10.0
 """Seconds after which a report comes though there is nothing to say."""
 
+_MORE_PORTS = 4
+
 _BATCH = 0.1
 """Seconds for which output is collected before it is sent; events do not wait."""
 
@@ -139,6 +141,7 @@ class NodeAgent:
             devices=len(chosen),
             table=self._table(chosen) if chosen else "",
             version=__version__,
+            more_ports=tuple({ports.free_port() for _ in range(_MORE_PORTS)}),
         )
 
     def address(self) -> str:

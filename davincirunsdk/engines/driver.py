@@ -294,19 +294,14 @@ class NodesManager(JobBody):
         if self._stop_wanted:
             self._stopped_in_pause, self._troubled = True, []
             return False
-        try:
-            # A port that was free a moment ago: the one before may still be held.
-            facts = await waits.wait(
-                asyncio.ensure_future(self._members[0].handle.inspect(self._options.nproc_per_node))
-            )
-        except (NodeLostError, DavinciRunError) as error:
-            self._say(f"no restart: {error}")
-            return False
+        # The port of the attempt before may still be held.
+        facts = self._members[0].facts
+        ports = (facts.port, *facts.more_ports)
         for member in self._members:
             assert member.plan is not None
             options = replace(
                 member.plan.options,
-                master_port=self._options.master_port or facts.port,
+                master_port=self._options.master_port or ports[number % len(ports)],
                 driven_attempt=number,
             )
             member.begin_anew(replace(member.plan, options=options))

@@ -23,6 +23,7 @@ class NodeFacts:
         devices: Number of NPUs that the agent may use; 0 where there are none.
         table: The host's own rank table with these NPUs, "" where there are none.
         version: Of this package.
+        more_ports: Further ones that were free, for further attempts.
     """
 
     host: str
@@ -31,6 +32,7 @@ class NodeFacts:
     devices: int
     table: str
     version: str
+    more_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ print(f"step {count + 1} loss 0.5", flush=True)
 FAILS_FIRST = (
     START
     + """
-while Path("starts").read_text().count(f"{count} ") < 4: time.sleep(0.01)
+while [line[:1] for line in Path("starts").read_text().splitlines()].count(str(count)) < 4: time.sleep(0.01)
 if count == 0 and rank == 3: sys.exit(5)
 if count == 0: time.sleep(600)
 """
@@ -112,6 +112,7 @@ async def test_all_nodes_restart_together() -> None:
         (attempt, rank) for attempt in "01" for rank in "0123"
     ]
     assert [len({start[2] for start in starts() if start[0] == attempt}) for attempt in "01"] == [1, 1]
+    assert len({start[2] for start in starts()}) == 2
     assert [event.kind async for event in job.events() if event.kind == "restarting"] == ["restarting"]
     # The two nodes share a folder here: only one of them has the plain name.
     assert list(Path("log").glob("*-rank-*-attempt-0.txt"))
