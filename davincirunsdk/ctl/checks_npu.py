@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from davincirunsdk.errors import DavinciRunError
 from davincirunsdk.findings import Finding, Level
 from davincirunsdk.host.devices import npus, visible
+from davincirunsdk.host.holders import holders as find_holders
 from davincirunsdk.host.tools import ask, find_tool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from davincirunsdk.ctl.doctor import Site
 
 _SERVICES = ("davinci_manager", "devmm_svm", "hisi_hdc")
@@ -81,21 +80,22 @@ def devices(site: Site) -> list[Finding]:
 
 def holders(site: Site) -> list[Finding]:
     """No process should hold an NPU before the job starts; only those of this container can be seen."""
-    if not npus(site.root):
+    present = npus(site.root)
+    if not present:
         return []
-    held: dict[str, list[str]] = {}
-    for pid, device in _open_devices(site.root):
-        held.setdefault(f"{pid} ({_command(site.root, pid)})", []).append(device)
+    held: dict[str, list[int]] = {}
+    for one in find_holders(site.root, present):
+        held.setdefault(f"{one.pid} ({one.command})", []).append(one.device)
     if not held:
         return [Finding(where="device holders", found="no process holds an NPU", level=Level.OK)]
     return [
         Finding(
             where="device holders",
-            found=f"process {who} holds {', '.join(sorted(set(names)))}",
-            expected="end it, or leave its NPUs out with ASCEND_RT_VISIBLE_DEVICES",
+            found=f"process {who} holds NPU {_listed(devices)}",
+            expected="end it, or leave its NPUs out with --devices or ASCEND_RT_VISIBLE_DEVICES",
             level=Level.WARNING,
         )
-        for who, names in held.items()
+        for who, devices in held.items()
     ]
 
 
@@ -233,31 +233,6 @@ def _own_names() -> set[str]:
     from davincirunsdk.host.addresses import host_name, own
 
     return {host_name(), *own()}
-
-
-def _open_devices(root: Path) -> Iterator[tuple[int, str]]:
-    """Every open descriptor of an NPU: pid and name of the device."""
-    for entry in os.listdir(root / "proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            descriptors = os.listdir(root / "proc" / entry / "fd")
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            try:
-                target = os.readlink(root / "proc" / entry / "fd" / descriptor)
-            except OSError:
-                continue
-            if re.fullmatch(r"/dev/davinci[0-9]+", target):
-                yield int(entry), target.removeprefix("/dev/")
-
-
-def _command(root: Path, pid: int) -> str:
-    try:
-        return (root / "proc" / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return "?"
 
 
 def _no_tool(where: str, tool: str) -> Finding:

@@ -103,11 +103,18 @@ def test_a_device_file_that_was_not_passed_in(name: str, tmp_path: Path) -> None
 def test_a_held_device(tmp_path: Path) -> None:
     """A process that has an NPU open is named with its command."""
     root = node(tmp_path / "root")
-    (root / "proc/4711/fd").mkdir(parents=True)
-    (root / "proc/4711/comm").write_text("python\n")
-    (root / "proc/4711/fd/5").symlink_to("/dev/davinci1")
-    (found,) = of(looked(root, tmp_path), "device holders")
-    assert (found.level, found.found) == (Level.WARNING, "process 4711 (python) holds davinci1")
+    device = str(root / "dev/davinci1")
+    source = f"import sys; held = open({device!r}); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        (found,) = of(looked(root, tmp_path), "device holders")
+        holder.communicate("")
+    assert found.level is Level.WARNING
+    assert f"process {holder.pid} (" in found.found
+    assert found.found.endswith("holds NPU 1")
 
 
 def test_a_table_for_another_host(tmp_path: Path) -> None:
