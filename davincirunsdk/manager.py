@@ -19,7 +19,7 @@ from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.pump import LogPump
-from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
+from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out, without_effect
 from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import Attempt
 from davincirunsdk.supervision.cause import RanksEnded, StopWanted, TimeLimit
@@ -220,6 +220,10 @@ class FMKManager(JobBody):
         )
         try:
             self._launch = launch
+            for text in without_effect(
+                options, world_size=cluster.world_size, environment=launch.first.specs[-1].env
+            ):
+                self._on_trouble(text)
             names = {spec.rank: spec.name for spec in launch.first.specs}
             self._channels.open_display(options.display, names, self._snapshot)
             self._attempt = self._make_attempt(launch, launch.first)

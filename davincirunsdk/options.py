@@ -24,6 +24,7 @@ from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.host.binding import MODES, parse_cpus
 from davincirunsdk.host.devices import parse_list
+from davincirunsdk.phrases import ranks
 from davincirunsdk.steps.shapes import parse_pattern
 
 if TYPE_CHECKING:
@@ -574,6 +575,28 @@ class JobOptions(Wish):
             raise ValueError(
                 f"warn_before is {self.warn_before}: expected less than timeout, {self.timeout:g}"
             )
+
+
+def without_effect(options: JobOptions, *, world_size: int, environment: Mapping[str, str]) -> list[str]:
+    """Say which options change nothing in a job.
+
+    Args:
+        options: What the user asked for.
+        world_size: Workers of the job.
+        environment: What a worker gets.
+
+    Returns:
+        A sentence for each; no variable's value is in it.
+    """
+    found = []
+    if beyond := sorted(rank for rank in options.display.ranks or () if rank >= world_size):
+        last = f"ranks 0-{world_size - 1}" if world_size > 1 else "rank 0"
+        found.append(f"echo names {ranks(beyond)}, but the job has {last}: expected ranks of the job")
+    if overruled := sorted(name for name, value in options.env.items() if environment.get(name) != value):
+        found.append(
+            f"env gives {', '.join(overruled)}, which the job sets by itself: the given value has no effect"
+        )
+    return found
 
 
 def spelled_out(keywords: type, but: tuple[str, ...] = ()) -> Callable[[C], C]:

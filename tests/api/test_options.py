@@ -119,6 +119,25 @@ def test_what_one_node_takes_is_refused_for_many() -> None:
         ray.manager(["true"], nnodes=2, rank_table="x")  # type: ignore[call-arg] # that is what is tested
 
 
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"echo": "0,5-6"}, "echo names ranks 5, 6, but the job has ranks 0-1"),
+        ({"env": {"RANK": "s3cret", "MINE": "x"}}, "env gives RANK, which the job sets by itself"),
+        ({"echo": "1", "env": {"MINE": "x"}}, ""),
+    ],
+)
+async def test_options_without_effect_are_told(
+    keywords: dict[str, Any], said: str, job_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a warning, in log and events, without a value."""
+    async with FMKManager(["true"], nproc_per_node=2, **keywords) as manager:
+        await manager.wait()
+    warnings = [event.detail async for event in manager.events() if event.kind == "warning"]
+    assert (said in " ".join(warnings)) if said else not warnings
+    assert "s3cret" not in caplog.text + " ".join(warnings)
+
+
 def test_a_job_has_its_name(job_folder: Path) -> None:
     """`name` is the first part of the files' names and the job's id."""
     with pytest.MonkeyPatch.context() as patch:
