@@ -54,7 +54,7 @@ async def test_a_failure_that_a_restart_cures(job_folder: Path) -> None:
     words = (
         "step(count + 1)\n"
         "if rank == 1 and count < 2:\n"
-        "    while f'{count} 0 ' not in Path('starts').read_text(): time.sleep(0.01)\n"
+        "    while [str(count), '0'] not in [line.split()[:2] for line in open('starts')]: time.sleep(0.01)\n"
         "    sys.exit(3)\n"
         "if count < 2: time.sleep(600)\n"
     )
