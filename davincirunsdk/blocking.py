@@ -108,6 +108,8 @@ def _in_notebook() -> bool:
 
 
 def _start(options: JobOptions) -> FMKManager:
+    # Refuses a thread that another library's loop needs, before anything is started.
+    running_loop()
     manager = FMKManager.from_options(options)
     with signals_end_waiting():
         try:
