@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -273,6 +274,7 @@ class FMKManager(JobBody):
             pumps,
             mark=launch.mark,
             grace_period=options.grace_period,
+            stop_signal=signal.Signals[options.stop_signal],
             fail_fast=options.fail_fast,
             inherits_orphans=self._inherits_orphans,
             ranks_elsewhere=len(self._cluster.nodes) > 1,

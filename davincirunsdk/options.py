@@ -46,6 +46,7 @@ class JobKeywords(TypedDict, total=False):
     iface: str
     bind: str
     grace_period: float
+    stop_signal: str
     env: Mapping[str, str] | None
     framework: str
     fail_fast: bool
@@ -434,7 +435,9 @@ class JobOptions(Wish):
         default_log_dir: `./log`, seen from the caller's folder.
         name: Name of the job, first part of its log files' names; by default the platform's job id,
             or the host's name.
-        grace_period: Seconds between SIGTERM and SIGKILL, for all workers together.
+        grace_period: Seconds between `stop_signal` and SIGKILL, for all workers together.
+        stop_signal: Name of the signal that asks workers to end, such as `INT` for scripts that save on
+            KeyboardInterrupt.
         env: Extra variables for the workers; they come on top of the environment and win over it.
         framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
         fail_fast: Stop the other workers when one fails. Without it `wait` raises at the first
@@ -490,6 +493,7 @@ class JobOptions(Wish):
     default_log_dir: Path
     name: str | None = option(None, job_name)
     grace_period: float = option(15.0, seconds)
+    stop_signal: str = option("SIGTERM", _signal, shown="TERM")
     # Values of variables appear nowhere, so not in a repr either.
     env: dict[str, str] = field(
         default_factory=dict, repr=False, metadata={"check": variables, "shown": None}

@@ -395,7 +395,14 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         default=15.0,
         type=SECONDS,
         metavar="SECONDS",
-        help="Time from SIGTERM to SIGKILL for a worker to save what it has.  [default: 15]",
+        help="Time from the stop signal to SIGKILL for a worker to save what it has.  [default: 15]",
+    ),
+    _option(
+        FAILURE,
+        "--stop-signal",
+        metavar="NAME",
+        help="Ask workers to end by this signal: INT for scripts that save on KeyboardInterrupt.  "
+        "[default: TERM]",
     ),
     _option(
         FAILURE,

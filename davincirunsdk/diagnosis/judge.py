@@ -163,6 +163,6 @@ def _exit_code(evidence: Evidence, conclusion: Conclusion) -> int:
         return 1
     code, told = blamed[0].of.exit_code, blamed[0].of.told is not None
     # A signal of ours says nothing: an exception ends Python with 1.
-    if not code or (told and code in (-15, -9, 143, 137) and blamed[0].by_signal is None):
+    if not code or (told and code in (-15, -9, -2, 143, 137, 130) and blamed[0].by_signal is None):
         return 1
     return code if code > 0 else 128 - code

@@ -36,7 +36,7 @@ _MOST_QUOTED = 22
 _MOST_OTHERS = 8
 _MOST_LATE = 4
 _LONGEST_PATH = 4096
-_OBEYED = frozenset({0, -15, -9, 143, 137, None})
+_OBEYED = frozenset({0, -15, -9, -2, 143, 137, 130, None})
 _STOPPED_BY_US = frozenset({WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.KILLED})
 
 _LABELS_ZH = {
@@ -479,7 +479,7 @@ class _Writer:
 
     def _rest(self) -> list[str]:
         counts = (
-            (WorkerState.STOPPED, "stopped by us in time (SIGTERM)", "由我们停止（SIGTERM）"),
+            (WorkerState.STOPPED, "stopped by us in time", "由我们及时停止"),
             (
                 WorkerState.KILLED,
                 "killed by us after the grace period (SIGKILL)",
@@ -558,7 +558,7 @@ def _is_unknown(one: Account) -> bool:
 
 
 def _ended_badly(one: Account) -> bool:
-    """Whether it ended otherwise than a worker does that obeys our SIGTERM."""
+    """Whether it ended otherwise than a worker does that obeys our stop signal."""
     return (
         one.of.told is not None
         and not one.failed

@@ -50,6 +50,7 @@ class Ending:
         tree: Finds the processes; nobody else uses it meanwhile.
         tops: Gives the workers that have been started, as they stand now.
         deadline: Gives the monotonic second of SIGKILL; `hasten` has it asked again.
+        number: The signal that they are told by.
         told: Keys of processes that somebody else has told already.
         note: Takes the keys of those that are told here, for whoever may have to go on with it.
 
@@ -64,6 +65,7 @@ class Ending:
         *,
         tops: Callable[[], Sequence[Top]],
         deadline: Callable[[], float],
+        number: int = signal.SIGTERM,
         told: Collection[tuple[int, int]] = (),
         note: Callable[[Collection[tuple[int, int]]], object] = len,
     ) -> None:
@@ -72,6 +74,7 @@ class Ending:
         self._tree = tree
         self._tops = tops
         self._deadline = deadline
+        self._number = number
         self._told = set(told)
         self._note = note
         self._filters: set[tuple[int, int]] = set()
@@ -160,7 +163,13 @@ class Ending:
         seen = self._tree.see(living)
         ended = {top.pipe: top for top in tops.values() if top.pipe and top.pid not in seen}
         self._filters |= _filters_without_writer(seen, ended)
-        order = Order(seen, told=self._told, half_over=now >= self._half, filters=self._filters)
+        order = Order(
+            seen,
+            told=self._told,
+            half_over=now >= self._half,
+            filters=self._filters,
+            number=self._number,
+        )
         self._filters |= set(order.filters)
         looks = [limit] if now >= self._half else [limit, self._half]
         now_told = []
@@ -175,9 +184,9 @@ class Ending:
                     looks.append(now + left)
                     continue
             now_told.append(process.key)
-            self._send(process, signal.SIGTERM)
+            self._send(process, self._number)
             if process.state in "Tt":
-                # A stopped process takes no SIGTERM before it is continued.
+                # A stopped process takes no signal before it is continued.
                 self._send(process, signal.SIGCONT)
         if now_told:
             self._told.update(now_told)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -74,18 +75,25 @@ class Guardian:
         self._held_up: set[socket.socket] = set()
         os.register_at_fork(after_in_child=self._forget)
 
-    def watch(self, mark: str, grace_period: float) -> None:
+    def watch(self, mark: str, grace_period: float, stop_signal: int = signal.SIGTERM) -> None:
         """Have everything that carries `mark` ended if this process dies.
 
         Args:
             mark: The job's mark, which no process carries yet.
-            grace_period: Seconds from SIGTERM to SIGKILL.
+            grace_period: Seconds from the stop signal to SIGKILL.
+            stop_signal: Asks them to end.
 
         Raises:
             OSError: No process could be started.
         """
         with self._lock:
-            self._jobs[mark] = ["watch", mark, repr(grace_period), str(since_boot() - 1)]
+            self._jobs[mark] = [
+                "watch",
+                mark,
+                repr(grace_period),
+                str(since_boot() - 1),
+                str(int(stop_signal)),
+            ]
             if self._are_there():
                 self._tell(self._jobs[mark])
             else:
@@ -127,11 +135,11 @@ class Guardian:
         """
         with self._lock:
             if (job := self._jobs.get(mark)) is not None:
-                job[4:] = [repr(deadline)]
+                job[5:] = [repr(deadline)]
                 self._tell(job, patience=0.0)
 
     def note_told(self, mark: str, keys: Collection[tuple[int, int]]) -> None:
-        """Learn that processes of a job have been told to end: a second SIGTERM may cut short the first.
+        """Learn that processes of a job have been told to end: a second signal may cut short the first.
 
         Args:
             mark: The job's mark.

@@ -37,14 +37,16 @@ class Job:
     """What a guardian knows of one job.
 
     Args:
-        grace_period: Seconds from SIGTERM to SIGKILL.
+        grace_period: Seconds from the stop signal to SIGKILL.
         since: The tick before which no process of it can have been started.
+        stop_signal: Asks its processes to end.
         deadline: The monotonic second of SIGKILL of a stop that has begun, None without one.
     """
 
-    def __init__(self, grace_period: float, since: int, deadline: float | None) -> None:
+    def __init__(self, grace_period: float, since: int, stop_signal: int, deadline: float | None) -> None:
         self.grace_period = grace_period
         self.since = since
+        self.stop_signal = stop_signal
         self.deadline = deadline
         self.outputs: dict[int, Output] = {}
         self.exits: dict[int, int] = {}
@@ -68,10 +70,10 @@ class Watch:
         """Follow one order."""
         what, *rest = map(os.fsdecode, message.split(b"\0"))
         if what == "watch":
-            mark, grace_period, since, *deadline = rest
+            mark, grace_period, since, stop_signal, *deadline = rest
             known = self.jobs.get(mark)
             self.jobs[mark] = job = Job(
-                float(grace_period), int(since), float(deadline[0]) if deadline else None
+                float(grace_period), int(since), int(stop_signal), float(deadline[0]) if deadline else None
             )
             if known is not None:
                 job.outputs, job.exits, job.told = known.outputs, known.exits, known.told
@@ -284,7 +286,7 @@ def _end(mark: str, job: Job, drain: Drain) -> None:
         for pid, output in job.outputs.items()
     ]
     tree = ProcessTree(mark, since=job.since)
-    ending = Ending(tree, tops=lambda: tops, deadline=lambda: deadline, told=job.told)
+    ending = Ending(tree, tops=lambda: tops, deadline=lambda: deadline, number=job.stop_signal, told=job.told)
     ending.stop()
     clean_looks = 0
     while clean_looks < _CLEAN_LOOKS:

@@ -50,6 +50,7 @@ from davincirunsdk.supervision.worker import Worker, children_are_reaped_by_kern
 from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Awaitable, Callable, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
@@ -108,7 +109,8 @@ class Attempt:
         specs: What to start, in this order; auxiliary processes come first.
         pumps: One for each.
         mark: The job's mark, which is in every worker's environment.
-        grace_period: Seconds between SIGTERM and SIGKILL, for all workers together.
+        grace_period: Seconds between the stop signal and SIGKILL, for all workers together.
+        stop_signal: Asks workers to end.
         fail_fast: Stop the others when one ends badly.
         inherits_orphans: This process is the sub-reaper of the job and of nothing else.
         ranks_elsewhere: The job has workers on other nodes, too; see `note_ranks_ended`.
@@ -128,6 +130,7 @@ class Attempt:
         *,
         mark: str,
         grace_period: float,
+        stop_signal: signal.Signals,
         fail_fast: bool,
         inherits_orphans: bool,
         ranks_elsewhere: bool,
@@ -139,6 +142,7 @@ class Attempt:
         self.fail_fast = fail_fast
         self.internal_error: Exception | None = None
         self._grace_period = grace_period
+        self._stop_signal = stop_signal
         self._mark = mark
         self._inherits_orphans = inherits_orphans
         self._ranks_elsewhere = ranks_elsewhere
@@ -174,7 +178,7 @@ class Attempt:
         return self._cause
 
     def stop(self, cause: Cause, *, now: bool = False) -> None:
-        """End it: SIGTERM to all workers, SIGKILL after the grace period.
+        """End it: the stop signal to all workers, SIGKILL after the grace period.
 
         Args:
             cause: Why; the first cause is the one that counts.
@@ -267,7 +271,7 @@ class Attempt:
     # The phases, in their order.
 
     async def _start_all(self, started: Callable[[], None]) -> None:
-        guarded = self._look(guardian.watch, self._mark, self._grace_period)
+        guarded = self._look(guardian.watch, self._mark, self._grace_period, self._stop_signal)
         reaped = self._look(children_are_reaped_by_kernel)
         await self._until(lambda: guarded.done() and reaped.done(), self._until_deadline)
         if reaped.done() and reaped.result():
@@ -356,7 +360,7 @@ class Attempt:
                 else "does not end after SIGKILL: it is stuck in the kernel"
             )
             self._warn(f"{process.command}, pid {process.pid}, outlived its worker and {why}")
-        # A worker that got our SIGTERM may take its time with its helpers: only those of a job
+        # A worker that got our stop signal may take its time with its helpers: only those of a job
         # that ended by itself are worth a word.
         self._leftovers = tuple(Leftover(pid=process.pid, command=process.command) for process in found)
         for process in found:
@@ -505,7 +509,7 @@ class Attempt:
                 self._look(worker.be_guarded)
                 if self._deadline < math.inf and worker.running:
                     # The stop came while it was being started.
-                    worker.terminate()
+                    worker.terminate(self._stop_signal)
             case messages.SpawnFailed(error=error):
                 self._fail_start(error)
             case messages.StopOrdered(cause=cause, now=now):
@@ -513,7 +517,7 @@ class Attempt:
             case messages.TracebackWaited(worker=worker):
                 self._spared.discard(worker)
                 if worker.running:
-                    worker.terminate()
+                    worker.terminate(self._stop_signal)
             case messages.GuardianEnded():
                 self._tasks.start_soon(self._guarded, self._guardian_watch.revive)
             case messages.Broken(error=error):
@@ -565,7 +569,7 @@ class Attempt:
                 if isinstance(cause, WorkerFailed) and is_traceback_open(worker.pump.tail(_WORDS)):
                     self._spare(worker)
                 else:
-                    worker.terminate()
+                    worker.terminate(self._stop_signal)
             self._cause = cause
             going = ", ".join(worker.spec.name for worker in running)
             detail = f"{cause.words}; still running: {going}" if running else cause.words
@@ -578,7 +582,7 @@ class Attempt:
         guardian.note_stop(self._mark, self._deadline)
 
     def _spare(self, worker: Worker) -> None:
-        """Let it finish its traceback: a SIGTERM now would take its last words, and with them the cause."""
+        """Let it finish its traceback: a signal now would take its last words, and with them the cause."""
         self._spared.add(worker)
         asyncio.get_running_loop().call_later(
             _TRACEBACK_PATIENCE, self._inbox.post, messages.TracebackWaited(worker=worker)
@@ -719,6 +723,7 @@ class Attempt:
                 self._tree(),
                 tops=self._tops,
                 deadline=self._until_deadline,
+                number=self._stop_signal,
                 note=lambda keys: guardian.note_told(self._mark, keys),
             )
         return self._known_ending

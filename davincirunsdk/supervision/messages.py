@@ -50,7 +50,7 @@ class PumpEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracebackWaited:
-    """A worker that was spared the SIGTERM for its unfinished traceback has had its time."""
+    """A worker that was spared the stop signal for its unfinished traceback has had its time."""
 
     worker: Worker
 

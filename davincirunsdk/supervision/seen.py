@@ -38,7 +38,7 @@ class Seen:
         failed: Those that ended badly by themselves, in the order in which their ends were seen.
         cause: Why it was stopped, None while it goes on by itself.
         stop_wanted: Wall-clock second in which somebody first asked for the end, None before.
-        stop_began: Wall-clock second of the first SIGTERM, None before.
+        stop_began: Wall-clock second of the first stop signal, None before.
         leftovers: Processes that outlived their workers.
     """
 

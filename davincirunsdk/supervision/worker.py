@@ -251,8 +251,8 @@ class Worker:
             return error.errno != errno.ESRCH
         return True
 
-    def terminate(self) -> None:
-        """Ask the process to end: SIGTERM, and SIGCONT since a stopped process takes no other.
+    def terminate(self, number: signal.Signals) -> None:
+        """Ask the process to end by a signal, and SIGCONT since a stopped process takes no other.
 
         The process itself and nothing below it, and only if it reads nobody's output: the others have
         their turn by `leftovers.stop_order`.
@@ -262,7 +262,7 @@ class Worker:
             return
         self.state = WorkerState.STOPPING
         if self.pid is not None and not Proc().pipe_at(self.pid, 0):
-            self.told = self._signal(os.kill, signal.SIGTERM)
+            self.told = self._signal(os.kill, number)
             self._signal(os.kill, signal.SIGCONT)
 
     def kill(self) -> None:
