@@ -9,7 +9,6 @@ other nodes carry the whole object: the place that uses the option reads it ther
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import os
@@ -646,6 +645,8 @@ def refuse_unknown(given: Mapping[str, object], known: Iterable[str]) -> None:
     names = sorted(known)
     for name in given:
         if name not in names:
+            import difflib
+
             near = difflib.get_close_matches(name, names, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
             raise TypeError(f"unexpected keyword argument {name!r}: {meant}")

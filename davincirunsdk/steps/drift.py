@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median_high
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def lagging(workers: Iterable[WorkerStatus]) -> tuple[tuple[WorkerStatus, int], 
     if len(told) < 2:
         return ()
     # Of two ranks the one in front is the measure.
-    middle = median_high([progress.step for _, progress in told])
+    middle = sorted(progress.step for _, progress in told)[len(told) // 2]
     newest = max(progress.time for _, progress in told)
     found = []
     for worker, progress in told:

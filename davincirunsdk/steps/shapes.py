@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE = 4096
 """Characters of a line that are looked at, from its end."""
-_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08")
+_TERMINAL = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
 _NUMERAL = rf"['\"]?(?:np\.float\d+\()?(?P<{{}}>{_NUMBER})"
 _CLOCK = r"(?:\d+ days?, )?(?:\d+:)+\d\d"
 _LENGTHS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 _EVALUATION = r"val|valid|validation|validating|eval|evaluat\w+|test|testing|predict\w*"
-_ASIDE_LINE = re.compile(rf"\b(?:{_EVALUATION})\b", re.IGNORECASE)
-_ASIDE_BAR = re.compile(
-    rf"\b(?:{_EVALUATION}|sanity|infer\w*|generat\w*|sampling|map|filter|tokeniz\w*|load\w*|download\w*"
+_ASIDE_LINE = rf"(?i)\b(?:{_EVALUATION})\b"
+_ASIDE_BAR = (
+    rf"(?i)\b(?:{_EVALUATION}|sanity|infer\w*|generat\w*|sampling|map|filter|tokeniz\w*|load\w*|download\w*"
     r"|upload\w*|fetch\w*|sav(?:e|ing)|cach\w*|convert\w*|prepar\w*|flatten\w*|extract\w*|compil\w*"
-    r"|captur\w*|rollout\w*|class\s+images)\b",
-    re.IGNORECASE,
+    r"|captur\w*|rollout\w*|class\s+images)\b"
 )
 """What a bar is called that is not about training steps."""
-_TRAINING = re.compile(r"\btrain", re.IGNORECASE)
-_EPOCH_LABEL = re.compile(
-    r"\bepochs?\b[\s=:#\[(]{0,3}(?P<epoch>\d+)(?:\s*/\s*(?P<epochs>\d+))?", re.IGNORECASE
-)
+_TRAINING = r"(?i)\btrain"
+_EPOCH_LABEL = r"(?i)\bepochs?\b[\s=:#\[(]{0,3}(?P<epoch>\d+)(?:\s*/\s*(?P<epochs>\d+))?"
+
+_compiled = cache(re.compile)
+# Only when a line has the clue: to compile all of them takes longer than to start a worker.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +89,21 @@ class Shape:
 
     name: str
     clue: str
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[str, ...]
     trust: int = 3
     absolute: bool = False
     first_epoch: int | None = None
     checked: bool = False
 
 
-def _number(name: str, before: str) -> re.Pattern[str]:
-    return re.compile(rf"{before}\s*{_NUMERAL.format(name)}", re.IGNORECASE)
+def _number(name: str, before: str) -> str:
+    return _re(rf"{before}\s*{_NUMERAL.format(name)}")
 
 
-_re = partial(re.compile, flags=re.IGNORECASE)
+def _re(pattern: str) -> str:
+    return f"(?i){pattern}"
+
+
 _LOSS = _re(
     r"(?<![\w/.])(?:total_|train(?:ing)?[_/ ])?loss(?:_step|_epoch)?\b['\"]?[\s=:\[(]*"
     + _NUMERAL.format("loss")
@@ -343,7 +346,7 @@ def parse_pattern(text: str) -> Shape:
             f"progress pattern {text!r} has no group named step: "
             r"give one such as 'iter (?P<step>\d+)/(?P<total>\d+) loss (?P<loss>\S+)'"
         )
-    return Shape(name="given", clue="", patterns=(pattern,), trust=4)
+    return Shape(name="given", clue="", patterns=(pattern.pattern,), trust=4)
 
 
 def read_line(line: str, shapes: Iterable[Shape] = SHAPES) -> Reading | None:
@@ -358,7 +361,7 @@ def read_line(line: str, shapes: Iterable[Shape] = SHAPES) -> Reading | None:
     """
     text = line[-_LONGEST_LINE:].rstrip()
     if "\x1b" in text or "\b" in text:
-        text = _TERMINAL.sub("", text).rstrip()
+        text = _compiled(_TERMINAL).sub("", text).rstrip()
     lower = text.lower()
     for shape in shapes:
         if shape.clue in lower and (reading := _read(shape, text)) is not None:
@@ -367,7 +370,7 @@ def read_line(line: str, shapes: Iterable[Shape] = SHAPES) -> Reading | None:
 
 
 def _read(shape: Shape, text: str) -> Reading | None:
-    first, *further = shape.patterns
+    first, *further = map(_compiled, shape.patterns)
     # A line may hold several states of a bar: the last one counts.
     states = list(first.finditer(text))
     if not states:
@@ -382,7 +385,7 @@ def _read(shape: Shape, text: str) -> Reading | None:
         label = text[states[-2].end() if len(states) > 1 else 0 : found.start()]
     if shape.checked and _is_aside(shape, label or text):
         return None
-    if epoch := _EPOCH_LABEL.search(label):
+    if epoch := _compiled(_EPOCH_LABEL).search(label):
         groups |= _groups(epoch)
     step, total = _count(groups.get("step")), _count(groups.get("total"))
     if total is not None and step is not None and step > total:
@@ -413,7 +416,7 @@ def _groups(found: re.Match[str]) -> dict[str, str]:
 
 def _is_aside(shape: Shape, text: str) -> bool:
     words = _ASIDE_BAR if shape.trust == 1 else _ASIDE_LINE
-    return words.search(text) is not None and _TRAINING.search(text) is None
+    return _compiled(words).search(text) is not None and _compiled(_TRAINING).search(text) is None
 
 
 def _count(text: str | None) -> int | None:

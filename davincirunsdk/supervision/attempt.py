@@ -21,9 +21,7 @@ import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
-
-import anyio
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from davincirunsdk.concurrency import Patience, in_thread_or_here
 from davincirunsdk.errors import WorkerSpawnError, explain
@@ -51,7 +49,7 @@ from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
     from davincirunsdk.leftovers.proc import MarkedProcess
@@ -148,6 +146,8 @@ class Attempt:
         self._ranks_elsewhere = ranks_elsewhere
         self._emit = emit
         self._inbox = Inbox(on_cancel=self._stop_cancelled)
+        # Not anyio's task group: to load it takes longer than all else that comes before the first worker.
+        self._tasks: list[asyncio.Task[None]] = []
         self.workers: list[Worker] = [
             Worker(spec, pump, post=self._inbox.post, on_cancel=self._stop_cancelled)
             for spec, pump in zip(specs, pumps, strict=True)
@@ -239,25 +239,27 @@ class Attempt:
         self._guardian_watch = GuardianWatch(
             post=self._inbox.post, warn=self._warn, on_cancel=self._stop_cancelled, over=self._over
         )
-        async with anyio.create_task_group() as self._tasks:
-            try:
-                await self._start_all(started)
-                await self._watch()
-                await self._see_stop_through()
-                await self._sweep()
-                await self._drain()
-            except Exception as error:
-                await self._end_at_once(error)
-            finally:
-                self._over.set_result(None)
-                for worker in self.workers:
-                    worker.deal_with_end()
-                    worker.give_up()
-                    if not worker.begun:
-                        worker.pump.discard()
-                    elif not worker.pump_ended:
-                        worker.give_up_output()
-        await Patience(self._stop_cancelled).wait(in_thread_or_here(guardian.release, self._mark))
+        waits = Patience(self._stop_cancelled)
+        try:
+            await self._start_all(started)
+            await self._watch()
+            await self._see_stop_through()
+            await self._sweep()
+            await self._drain()
+        except Exception as error:
+            await self._end_at_once(error)
+        finally:
+            self._over.set_result(None)
+            for worker in self.workers:
+                worker.deal_with_end()
+                worker.give_up()
+                if not worker.begun:
+                    worker.pump.discard()
+                elif not worker.pump_ended:
+                    worker.give_up_output()
+            # Nobody begins a further task; what one may have failed by has been posted.
+            await waits.wait(asyncio.gather(*self._tasks, return_exceptions=True))
+        await waits.wait(in_thread_or_here(guardian.release, self._mark))
         if self._known_ending is not None:
             self._known_ending.close()
         self._inbox.close()
@@ -267,6 +269,7 @@ class Attempt:
             raise self._spawn_error
         if self._inbox.cancellation is not None:
             raise self._inbox.cancellation
+        waits.settle()
 
     # The phases, in their order.
 
@@ -295,12 +298,12 @@ class Attempt:
                 worker.give_up()
         if not guarded.done():
             self._warn("the guardian does not start: the system holds it up")
-        self._tasks.start_soon(self._guarded, self._guardian_watch.watch)
-        self._tasks.start_soon(self._guarded, self._load)
+        self._begin_task(self._guarded, self._guardian_watch.watch)
+        self._begin_task(self._guarded, self._load)
         if self._spawn_error is None and not self.is_stopping:
             started()
             if self._stall_watch is not None:
-                self._tasks.start_soon(self._guarded, self._stall_watch.watch, self, self._over)
+                self._begin_task(self._guarded, self._stall_watch.watch, self, self._over)
 
     async def _watch(self) -> None:
         """Wait until all ranks have ended, and what serves them after its time, or until a stop."""
@@ -519,7 +522,7 @@ class Attempt:
                 if worker.running:
                     worker.terminate(self._stop_signal)
             case messages.GuardianEnded():
-                self._tasks.start_soon(self._guarded, self._guardian_watch.revive)
+                self._begin_task(self._guarded, self._guardian_watch.revive)
             case messages.Broken(error=error):
                 self._break(error)
             case messages.PumpEnded() | messages.Nudge():
@@ -552,7 +555,7 @@ class Attempt:
         if worker.state is WorkerState.SUCCEEDED and not worker.spec.auxiliary and not self._alone:
             # One that waits for it in a collective hangs for half an hour otherwise before anything is said.
             self._alone = True
-            self._tasks.start_soon(self._guarded, tell_who_is_alone, self, self._over, self._emit)
+            self._begin_task(self._guarded, tell_who_is_alone, self, self._over, self._emit)
         if worker.exit_code is None and worker.state is WorkerState.SUCCEEDED:
             self._warn(
                 f"{worker.spec.name} has ended, its exit code is not known: this process reaps or ignores "
@@ -618,7 +621,7 @@ class Attempt:
 
     def _tell_decided(self) -> None:
         if self._decided is not None:
-            self._tasks.start_soon(self._guarded, self._decided)
+            self._begin_task(self._guarded, self._decided)
             self._decided = None
 
     # Errors of our own.
@@ -672,6 +675,12 @@ class Attempt:
 
     # Tasks and looks beside the supervisor.
 
+    def _begin_task(
+        self, task: Callable[..., Coroutine[Any, Any, None]], *args: object, name: str | None = None
+    ) -> None:
+        """Begin a task beside the supervisor; `run` waits for its end and cancels none."""
+        self._tasks.append(asyncio.get_running_loop().create_task(task(*args), name=name))
+
     def _begin(self, worker: Worker) -> bool:
         """Start its pump and itself; False where there is no thread for the pump."""
         worker.begun = True
@@ -681,8 +690,8 @@ class Attempt:
             worker.pump_ended = True
             self._fail_start(spawn_error(worker.spec, error))
             return False
-        self._tasks.start_soon(self._guarded, worker.carry, output, name=f"davincirun-{worker.spec.name}-log")
-        self._tasks.start_soon(self._tend, worker, name=f"davincirun-{worker.spec.name}")
+        self._begin_task(self._guarded, worker.carry, output, name=f"davincirun-{worker.spec.name}-log")
+        self._begin_task(self._tend, worker, name=f"davincirun-{worker.spec.name}")
         return True
 
     async def _load(self) -> None:

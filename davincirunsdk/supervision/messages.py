@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
-
-import anyio
 
 from davincirunsdk.concurrency import resolve
 
@@ -99,11 +97,11 @@ Message: TypeAlias = (
 
 
 class Inbox:
-    """A memory object stream that loses no message to a cancellation.
+    """A queue that loses no message to a cancellation.
 
-    `receive` hands an item to the task that waits; if `Task.cancel()` hits that task before it has
-    run on, the item is gone, and with it the end of a worker. So items stay in the stream until
-    they are taken, and what is waited for is a bell.
+    A queue that hands an item to the task that waits loses it if `Task.cancel()` hits that task before it
+    has run on, and with it the end of a worker. So items stay in the queue until they are taken, and what
+    is waited for is a bell.
 
     Args:
         on_cancel: Called when the reading task is cancelled; it goes on reading.
@@ -113,27 +111,23 @@ class Inbox:
     """
 
     def __init__(self, on_cancel: Callable[[], None]) -> None:
-        self._send, self._receive = anyio.create_memory_object_stream[Message](math.inf)
+        self._messages: deque[Message] = deque()
+        self._closed = False
         self._on_cancel = on_cancel
         self._bell: asyncio.Future[None] | None = None
         self.cancellation: asyncio.CancelledError | None = None
 
     def post(self, message: Message) -> None:
         """Add a message; from the loop's thread. After `close` it goes nowhere."""
-        try:
-            self._send.send_nowait(message)
-        except anyio.ClosedResourceError:
+        if self._closed:
             return
+        self._messages.append(message)
         if self._bell is not None:
             resolve(self._bell, None)
 
     async def take(self) -> Message:
         """Wait for the next message, however often this task is cancelled."""
-        while True:
-            try:
-                return self._receive.receive_nowait()
-            except anyio.WouldBlock:
-                pass
+        while not self._messages:
             self._bell = asyncio.get_running_loop().create_future()
             try:
                 await self._bell
@@ -142,8 +136,9 @@ class Inbox:
                 self._on_cancel()
             finally:
                 self._bell = None
+        return self._messages.popleft()
 
     def close(self) -> None:
         """Drop what nobody will read."""
-        self._send.close()
-        self._receive.close()
+        self._closed = True
+        self._messages.clear()
