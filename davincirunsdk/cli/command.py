@@ -53,10 +53,10 @@ Examples:
   srun --kill-on-bad-exit=1 davincirun train.py
 """
 
-_EXIT_CODES = """Exit code: 0 all succeeded; otherwise that of the worker that failed first, 128+n for signal
-n; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 131 after SIGQUIT; 126, 127 command not executable,
-not found; 2 usage; 3 rank table, platform or folder; 124 stall or time limit; 70 an error of davincirun
-itself."""
+_EXIT_CODES = """Exit code: 0 if all workers succeeded, otherwise that of the worker that failed first, or
+128+n if signal n ended it. 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 131 after SIGQUIT; 124
+after a stall or at the time limit; 126 if the command is not executable, 127 if it is not found; 2 for wrong
+usage; 3 for a fault of rank table, platform or folder; 70 for an error of davincirun itself."""
 
 
 @click.command(
@@ -85,10 +85,10 @@ def _command(
     verbose: bool,
     **others: Any,
 ) -> int:
-    """Start COMMAND once per NPU of this machine, supervise the workers and end them together.
+    """Start COMMAND once per NPU of this machine, supervise these workers, and end them together.
 
-    `train.py` is run with the current Python, any other command as it is. Options end at the first
-    word of the command. Each worker's output goes to a log file of its own and, line by line, to
+    A script such as `train.py` is run with the current Python, any other command as it is. Options
+    end at the first word of COMMAND. Each worker's output goes to a log file of its own and, line by line, to
     standard output.
     """
     asked = {name: value for name, value in others.items() if name in NodeKeywords.__annotations__}

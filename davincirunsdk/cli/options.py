@@ -149,7 +149,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         default=".",
         type=click.Path(),
         metavar="DIR",
-        help="Folder the workers run in; relative paths in COMMAND are seen from it.  [default: .]",
+        help="Folder that the workers run in; relative paths in COMMAND start there.  [default: .]",
     ),
     _option(
         WORKERS,
@@ -157,7 +157,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         multiple=True,
         metavar="NAME[=VALUE]",
         callback=_variables,
-        help="Variable for the workers, also more than once; without a value, the one it has here.",
+        help="Variable for the workers; without =VALUE, its value here. May be given more than once.",
     ),
     _option(
         WORKERS,
@@ -170,21 +170,21 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         WORKERS,
         "--devices",
         metavar="LIST",
-        help="NPUs to use on this node, by their physical numbers: 4-7, or 0,2.  [default: all in sight]",
+        help="NPUs to use on this node: physical numbers, such as 4-7 or 0,2.  [default: all visible]",
     ),
     _option(
         WORKERS,
         "--wait-devices",
         type=SECONDS,
         metavar="SECONDS",
-        help="How long to wait for NPUs that another job of this host holds.  [default: not at all]",
+        help="How long to wait for NPUs that another job on this host holds.  [default: do not wait]",
     ),
     _option(
         WORKERS,
         "--visible",
         default="all",
         type=click.Choice(["all", "one"]),
-        help="NPUs that a worker sees: all of its node's workers, or its own alone, as number 0.  "
+        help="NPUs that a worker sees: those of all workers of its node, or only its own one, as number 0.  "
         "[default: all]",
     ),
     _option(
@@ -192,21 +192,21 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--bind",
         default="none",
         metavar="HOW",
-        help="CPUs of the workers: none; auto or node, those near its NPU; exclusive, a share of these for "
-        "each; or a list such as 0-31 to share out.  [default: none]",
+        help="CPUs of a worker: none, any; auto or node, those near its NPU; exclusive, a share of those for "
+        "itself; or a list such as 0-31, shared out among the workers.  [default: none]",
     ),
     _option(
         WORKERS,
         "--name",
         metavar="NAME",
-        help="Name of the job, and of its log files.  [default: the platform's job id, or the host name]",
+        help="Name of the job and of its log files.  [default: the platform's job id, or the host name]",
     ),
     _option(
         NODES,
         "--rank-table",
         type=click.Path(),
         metavar="FILE",
-        help="HCCL rank table, any version.  [default: the platform's]",
+        help="HCCL rank table of any version.  [default: the platform's]",
     ),
     _option(
         NODES,
@@ -220,14 +220,14 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--nnodes",
         type=WHOLE,
         metavar="N",
-        help="Nodes of the job.  [default: from the platform, or 1]",
+        help="Number of nodes.  [default: from the platform, or 1]",
     ),
     _option(
         NODES,
         "--node-rank",
         type=WHOLE,
         metavar="N",
-        help="Place of this node, from 0.  [default: from the platform, or 0]",
+        help="Rank of this node, counted from 0.  [default: from the platform, or 0]",
     ),
     _option(
         NODES,
@@ -253,7 +253,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         NODES,
         "--ignore-platform",
         is_flag=True,
-        help="Let what is given here count where the platform or the rank table says otherwise.",
+        help="Go by these options where the platform or the rank table says otherwise.",
     ),
     _option(
         NODES,
@@ -266,35 +266,37 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         NODES,
         "--meet",
         type=click.Choice(["auto", "off", "require"]),
-        help="Whether launchers started on several nodes meet at node 0 to end as one.  [default: auto]",
+        help="Whether launchers started on several nodes meet at node 0, so that all end together.  "
+        "[default: auto]",
     ),
     _option(
         NODES,
         "--meet-port",
         type=WHOLE,
         metavar="PORT",
-        help="Port of node 0 for the meeting.  [default: the one after the rendezvous port]",
+        help="Port on node 0 for the meeting.  [default: the one after the rendezvous port]",
     ),
     _option(
         NODES,
         "--meet-timeout",
         type=SECONDS,
         metavar="SECONDS",
-        help="Time in which all nodes have to come to the meeting.  [default: 600]",
+        help="How long to wait for all nodes to come to the meeting.  [default: 600]",
     ),
     _option(
         NODES,
         "--meet-key-file",
         type=click.Path(),
         metavar="FILE",
-        help="File with a text that all nodes share, to keep others out.  [default: DAVINCIRUN_MEET_KEY]",
+        help="File with a secret that all nodes share, to keep others out.  "
+        "[default: the value of DAVINCIRUN_MEET_KEY]",
     ),
     _option(
         NODES,
         "--leave-after",
         type=SECONDS,
         metavar="SECONDS",
-        help="How long a healthy node stays after a failure on another.  "
+        help="How long a healthy node stays after a failure on another one.  "
         "[default: 30 where MindCluster recovers jobs, else 0]",
     ),
     _option(
@@ -309,14 +311,15 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--echo",
         default="all",
         metavar="RANKS",
-        help="Ranks shown here: all, none, 0, or 0,2-3.  [default: all]",
+        help="Ranks whose output is shown here: all, none, or a list such as 0,2-3.  [default: all]",
     ),
     _option(
         OUTPUT,
         "--prefix",
         default="rank",
         metavar="PARTS",
-        help="What stands before each line: rank, time, host, in your order, or none.  [default: rank]",
+        help="What each line begins with: rank, time and host in any order, such as time,rank; or none.  "
+        "[default: rank]",
     ),
     _option(
         OUTPUT,
@@ -326,21 +329,24 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help="Colour per rank; auto: on a terminal, unless NO_COLOR is set.  [default: auto]",
     ),
     _option(
-        OUTPUT, "--live", is_flag=True, help="Show a table of the workers on a terminal, below it the lines."
+        OUTPUT,
+        "--live",
+        is_flag=True,
+        help="On a terminal, show a live table of the workers, with their lines below it.",
     ),
     _option(
         OUTPUT,
         "--log-limit",
         type=SIZE,
         metavar="SIZE",
-        help="Keep head and tail of a longer log file; such as 500M.  [default: no limit]",
+        help="Keep only head and tail of a log file longer than this, such as 500M.  [default: no limit]",
     ),
     _option(
         OUTPUT,
         "--progress-pattern",
         metavar="REGEX",
-        help="Lines that tell a worker's step, beside the known ones; groups step, total, loss, epoch, "
-        "seconds.",
+        help="Lines that report a worker's progress, besides the known formats; named groups: step, total, "
+        "loss, epoch, seconds.",
     ),
     _option(
         OUTPUT,
@@ -354,10 +360,10 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--metrics",
         type=click.Path(dir_okay=False),
         metavar="FILE",
-        help="Keep figures of the job in this file as OpenMetrics text, for a node exporter.",
+        help="Keep the job's figures in this file as OpenMetrics text, for a node exporter.",
     ),
-    _option(OUTPUT, "--quiet", is_flag=True, help="Say nothing but errors and the failure report."),
-    _option(OUTPUT, "--verbose", is_flag=True, help="Say more: pids, log files, every end."),
+    _option(OUTPUT, "--quiet", is_flag=True, help="Print only errors and the failure report."),
+    _option(OUTPUT, "--verbose", is_flag=True, help="Also print pids, log files and the end of each worker."),
     _option(
         FAILURE,
         "--explain",
@@ -365,8 +371,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="LOGDIR",
         expose_value=False,
         callback=_explain,
-        help="Say why a job failed that is over, from its log folder (ours, torchrun's, msrun's) or one "
-        "log file; COMMAND is not needed.",
+        help="Explain why a job that is over failed, from its log folder (ours, torchrun's or msrun's) or a "
+        "single log file; COMMAND is not needed.",
     ),
     _option(
         FAILURE,
@@ -374,20 +380,21 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         type=click.Choice(["auto", "en", "zh"]),
         default="auto",
         is_eager=True,
-        help="Language of the report.  [default: that of the locale]",
+        help="Language of the report.  [default: auto, that of the locale]",
     ),
     _option(
         FAILURE,
         "--on-end",
         metavar="COMMAND",
-        help="Run COMMAND when the job is over, with DAVINCIRUN_VERDICT, _EXIT_CODE and _REPORT set.",
+        help="Run COMMAND when the job is over, with DAVINCIRUN_VERDICT, DAVINCIRUN_EXIT_CODE and "
+        "DAVINCIRUN_REPORT set.",
     ),
     _option(
         FAILURE,
         "--report",
         type=click.Path(dir_okay=False),
         metavar="FILE",
-        help="Write the report as data, one JSON object, when the job is over.",
+        help="Write the report as one JSON object when the job is over.",
     ),
     _option(
         FAILURE,
@@ -395,13 +402,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         default=15.0,
         type=SECONDS,
         metavar="SECONDS",
-        help="Time from the stop signal to SIGKILL for a worker to save what it has.  [default: 15]",
+        help="Time between the stop signal and SIGKILL, in which a worker can save its state.  [default: 15]",
     ),
     _option(
         FAILURE,
         "--stop-signal",
         metavar="NAME",
-        help="Ask workers to end by this signal: INT for scripts that save on KeyboardInterrupt.  "
+        help="Signal that asks workers to end; INT suits scripts that save on KeyboardInterrupt.  "
         "[default: TERM]",
     ),
     _option(
@@ -409,22 +416,23 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--max-restarts",
         type=WHOLE,
         metavar="N",
-        help="Start the whole group anew after a failure that this may cure.  [default: 0]",
+        help="Restart the whole group up to N times, after failures that a restart may cure.  [default: 0]",
     ),
     _option(
         FAILURE,
         "--restart-delay",
         type=SECONDS,
         metavar="SECONDS",
-        help="Wait before a restart, doubled each time, at most 300.  [default: 10]",
+        help="Wait before the first restart; doubled each time, up to 300.  [default: 10]",
     ),
     _option(
         FAILURE,
         "--stall-timeout",
         type=SECONDS,
         metavar="SECONDS",
-        help="No output, step or file access of any rank for so long: take stacks, then --on-stall; three "
-        "times as long while busy and before the first step.  [default: off]",
+        help="After this long without output, a step or file access of any rank, take stacks and do what "
+        "--on-stall says; three times as long while ranks are busy and before the first step.  "
+        "[default: off]",
     ),
     _option(
         FAILURE,
@@ -437,27 +445,27 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--timeout",
         type=SECONDS,
         metavar="SECONDS",
-        help="Stop the job after this time, exit code 124.  [default: none]",
+        help="Stop the job after this time, with exit code 124.  [default: no limit]",
     ),
     _option(
         FAILURE,
         "--warn-signal",
         metavar="SIGNAL",
-        help="Signal to workers that handle it, such as USR1, before the time limit.",
+        help="Signal, such as USR1, that workers which handle it get before the time limit.",
     ),
     _option(
         FAILURE,
         "--warn-before",
         type=SECONDS,
         metavar="SECONDS",
-        help="How long before.  [default: 60]",
+        help="How long before the time limit --warn-signal is sent.  [default: 60]",
     ),
     _option(
         CLUSTERS,
         "--engine",
         type=click.Choice(["ray", "ssh"]),
-        help="Start the workers of all nodes from here: ray, on --nnodes of the Ray cluster of RAY_ADDRESS "
-        "or of this machine; ssh, on --hosts or --hostfile.",
+        help="Start the workers of all nodes from here: ray, on --nnodes nodes of the Ray cluster at "
+        "RAY_ADDRESS or of the one on this machine; ssh, on --hosts or --hostfile.",
     ),
     _option(
         CLUSTERS,
@@ -470,7 +478,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--hostfile",
         type=click.Path(),
         metavar="FILE",
-        help="With --engine ssh: file with a host on each line, such as `atlas01 slots=8`.",
+        help="With --engine ssh: file with one host per line, such as `atlas01 slots=8`.",
     ),
     _option(
         CLUSTERS,
@@ -482,14 +490,14 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         CLUSTERS,
         "--remote-python",
         metavar="PATH",
-        help="With --engine ssh: Python on the hosts.  [default: the path of the current one]",
+        help="With --engine ssh: path of Python on the hosts.  [default: the same as here]",
     ),
     _option(
         CLUSTERS,
         "--resource",
         default="NPU",
         type=click.Choice(["NPU", "CPU"]),
-        help="With --engine or --manifest: what a worker occupies on its node.  [default: NPU]",
+        help="With --engine or --manifest: what each worker occupies on its node.  [default: NPU]",
     ),
     manifest_options,
     _option(
@@ -500,7 +508,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         is_eager=True,
         expose_value=False,
         callback=read_config,
-        help="Defaults for these options, as TOML or JSON; DAVINCIRUN_<OPTION> in the environment wins.",
+        help="Defaults for these options, as TOML or JSON; DAVINCIRUN_<OPTION> in the environment overrides "
+        "them.",
     ),
     click.version_option(__version__, prog_name="davincirun"),
 ]

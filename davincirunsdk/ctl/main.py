@@ -44,15 +44,15 @@ _END_SECONDS = 15.0
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="davincirunctl")
 def cli() -> None:
-    """Look at running jobs of this host, steer them, and check a node before a long job.
+    """Look at the jobs on this host, steer them, and check a node before a long job.
 
     JOB is a job's id or the short mark that `list` shows; it may be left out where only one runs.
-    Exit code: 0 done, 1 no such job (doctor: warnings), 2 usage or several jobs fit, 3 fault.
+    Exit code: 0 done; 1 no such job (doctor: warnings); 2 wrong usage, or several jobs fit; 3 fault.
     """
 
 
 @cli.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per job and line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per job, each on a line.")
 def list_jobs(as_json: bool) -> None:
     """List the jobs that run on this host."""
     jobs = running_jobs()
@@ -86,7 +86,7 @@ def list_jobs(as_json: bool) -> None:
 
 @cli.command()
 @click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(job: str | None, as_json: bool) -> None:
     """Show each rank of JOB: state, pid, age, step, last line."""
     found = _find(job)
@@ -123,9 +123,20 @@ def status(job: str | None, as_json: bool) -> None:
 @click.argument("job")
 @click.argument("ranks", nargs=-1, type=int)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
-@click.option("-n", "--lines", default=10, type=click.IntRange(0), help="Lines from the end.  [default: 10]")
+@click.option(
+    "-n",
+    "--lines",
+    default=10,
+    type=click.IntRange(0),
+    metavar="N",
+    show_default=True,
+    help="Lines from the end.",
+)
 def tail(job: str, ranks: tuple[int, ...], follow: bool, lines: int) -> None:
-    """Show the last lines of JOB's RANKS, all by default; JOB may be `-` for the only one."""
+    """Show the last lines of JOB's RANKS.
+
+    RANKS are all ranks by default. Where only one job runs, JOB may be `-`.
+    """
     found = _find(None if job == "-" else job)
     chosen = _chosen(found, ranks)
     tailing.show_tail(found, chosen, lines)
@@ -137,7 +148,7 @@ def tail(job: str, ranks: tuple[int, ...], follow: bool, lines: int) -> None:
 @click.argument("job", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 def events(job: str | None, follow: bool) -> None:
-    """Print JOB's events, one JSON object a line."""
+    """Print JOB's events, one JSON object per line."""
     found = _find(job)
     tailing.copy_events(found, follow=follow)
 
@@ -146,7 +157,10 @@ def events(job: str | None, follow: bool) -> None:
 @click.argument("job", required=False)
 @click.option("--now", is_flag=True, help="End the workers at once, without the grace period.")
 def stop(job: str | None, now: bool) -> None:
-    """Stop JOB as SIGTERM to its launcher does: SIGTERM to the workers, the grace period, SIGKILL."""
+    """Stop JOB, with the grace period.
+
+    Like SIGTERM to its launcher: the stop signal for the workers, the grace period, then SIGKILL.
+    """
     found = _find(job)
     if found.is_command:
         _signal(found.launcher, signal.SIGTERM)
@@ -164,7 +178,11 @@ def stop(job: str | None, now: bool) -> None:
 @click.argument("job")
 @click.argument("name")
 def send_signal(job: str, name: str) -> None:
-    """Pass a signal, such as USR1, on to the workers of JOB that handle it."""
+    """Pass a signal on to JOB's workers.
+
+    NAME is a signal such as USR1; only workers that handle it get it. Where only one job runs, JOB may
+    be `-`.
+    """
     short = name.upper().removeprefix("SIG")
     if short in _REFUSED:
         raise click.UsageError(f"{name} would end workers behind the launcher's back: use `stop`")
@@ -193,7 +211,10 @@ def send_signal(job: str, name: str) -> None:
 @cli.command()
 @click.argument("job", required=False)
 def wait(job: str | None) -> None:
-    """Wait for JOB's end: its report is printed, its exit code is this command's."""
+    """Wait for JOB's end and report it.
+
+    Prints the job's report, and ends with the job's exit code.
+    """
     found = _find(job)
     click.echo(f"davincirunctl: waiting for job {_plain(found.job_id)} ({found.mark})", err=True)
     _end(tailing.wait(found))
@@ -201,9 +222,20 @@ def wait(job: str | None) -> None:
 
 @cli.command()
 @click.argument("job", required=False)
-@click.option("-n", "--lines", default=10, type=click.IntRange(0), help="Lines from the end.  [default: 10]")
+@click.option(
+    "-n",
+    "--lines",
+    default=10,
+    type=click.IntRange(0),
+    metavar="N",
+    show_default=True,
+    help="Lines from the end.",
+)
 def attach(job: str | None, lines: int) -> None:
-    """Show what JOB's ranks print until it ends, then end as `wait`; Ctrl-C leaves the job alone."""
+    """Show JOB's output until it ends.
+
+    Then ends as `wait` does. Ctrl-C leaves the job running.
+    """
     found = _find(job)
     ranks = list(found.record.logs)
     try:
@@ -218,7 +250,10 @@ def attach(job: str | None, lines: int) -> None:
 @cli.command()
 @click.argument("job", required=False)
 def stacks(job: str | None) -> None:
-    """Show where every rank of JOB is just now, equal stacks together; the workers go on."""
+    """Show where each rank of JOB is now.
+
+    Ranks with equal stacks are shown together; the workers go on.
+    """
     from davincirunsdk.diagnosis.stacks import Target, take_and_save
 
     found = _find(job)
@@ -234,11 +269,20 @@ def stacks(job: str | None) -> None:
 
 @cli.command()
 @click.argument("job")
-@click.option("--html", type=click.Path(dir_okay=False), help="Write the run report, a page, to this file.")
-@click.option("--json", "as_json", is_flag=True, help="The report as data.")
-@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language.  [default: the locale's]")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False),
+    help="Write the run report, a page for a browser, to this file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--lang", type=click.Choice(["en", "zh"]), help="Language of the report.  [default: the locale's]"
+)
 def report(job: str, html: str | None, as_json: bool, lang: str | None) -> None:
-    """Say why JOB, or the job of a log folder that is over, failed; also one of torchrun or msrun."""
+    """Explain why a job failed.
+
+    JOB is a running job or the log folder of one that is over, which may be torchrun's or msrun's, too.
+    """
     folder = Path(job)
     if not folder.exists():
         folder = _find(None if job == "-" else job).events.parent
@@ -263,13 +307,14 @@ def report(job: str, html: str | None, as_json: bool, lang: str | None) -> None:
 @cli.command()
 @click.argument("job")
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), help="The archive.  [default: JOB-bundle.tar.gz]"
+    "-o", "--output", type=click.Path(dir_okay=False), help="Archive to write.  [default: JOB-bundle.tar.gz]"
 )
-@click.option("--dry-run", is_flag=True, help="Only list what would be in it.")
+@click.option("--dry-run", is_flag=True, help="Only list what the archive would hold.")
 def bundle(job: str, output: str | None, dry_run: bool) -> None:
-    """Pack logs, events, report, versions and the doctor's findings of JOB or LOGDIR into one archive.
+    """Pack what helps to explain a job.
 
-    Of variables it holds the names, never the values.
+    One archive holds the logs, events, report, versions and the doctor's findings of JOB, which is a
+    running job or a log folder. Of environment variables it holds the names, never the values.
     """
     from davincirunsdk.ctl.bundle import items_of, write_bundle
     from davincirunsdk.output.run_record import read_record
@@ -297,9 +342,12 @@ def bundle(job: str, output: str | None, dry_run: bool) -> None:
 
 
 @cli.command("clean")
-@click.option("--yes", is_flag=True, help="End them.")
+@click.option("--yes", is_flag=True, help="End these processes.")
 def clean_up(yes: bool) -> None:
-    """Show processes of jobs whose launcher is gone; end them with --yes."""
+    """Show processes of jobs whose launcher is gone.
+
+    With --yes they get SIGTERM, and SIGKILL 15 seconds later.
+    """
     from davincirunsdk.leftovers.proc import Proc, send
 
     left = dead_processes()
@@ -325,19 +373,35 @@ def clean_up(yes: bool) -> None:
 
 
 @cli.command()
-@click.option("--rank-table", type=click.Path(path_type=Path), help="Hold this table against the host.")
-@click.option("--log-dir", type=click.Path(path_type=Path), default=Path("log"), help="Folder of the logs.")
-@click.option("--work-dir", type=click.Path(path_type=Path), default=Path(), help="Folder of the workers.")
-@click.option("--node", "nodes", multiple=True, metavar="HOST", help="A node that must be known here.")
+@click.option("--rank-table", type=click.Path(path_type=Path), help="Compare this table with the host.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("log"),
+    help="Folder of the log files.  [default: ./log]",
+)
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Folder that the workers run in.  [default: .]",
+)
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="HOST",
+    help="A node whose name must resolve here; may be repeated.",
+)
 @click.option(
     "--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True, help="Folder that is `/`."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per finding and line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per finding, each on a line.")
 @click.option(
     "--where",
     "show_where",
     is_flag=True,
-    help="Say which source gives size and place of a job here; no check.",
+    help="Only show which source gives the size of a job here and this node's place in it.",
 )
 def doctor(
     rank_table: Path | None,
@@ -348,7 +412,10 @@ def doctor(
     as_json: bool,
     show_where: bool,
 ) -> None:
-    """Check this node before a long job; exit code 0, 1 for warnings, 3 for a fault."""
+    """Check this node before a long job.
+
+    Exit code: 0 if all is well, 1 for warnings, 3 for a fault.
+    """
     if show_where:
         from davincirunsdk.ctl import whereabouts
 

@@ -50,25 +50,31 @@ def manifest_options(command: F) -> F:
             option(
                 "--manifest",
                 type=click.Choice(KINDS),
-                help="Print a job that runs this command on --nnodes nodes of a cluster; start nothing.",
+                help="Print a job that runs COMMAND on --nnodes nodes of a cluster, and start nothing.",
             ),
             option("--image", metavar="IMAGE", default="", help="Image of the pods."),
             option("--namespace", metavar="NAME", default="", help="Namespace of the job."),
-            option("--queue", metavar="NAME", default="", help="Queue of the scheduler; Slurm's partition."),
+            option(
+                "--queue",
+                metavar="NAME",
+                default="",
+                help="Queue of the scheduler; with Slurm, the partition.",
+            ),
             option(
                 "--npu-resource",
                 metavar="NAME",
                 default=NPU,
-                help=f"Name of the NPUs as a resource.  [default: {NPU}]",
+                help=f"Resource name of the NPUs.  [default: {NPU}]",
             ),
-            option("--shm-size", metavar="SIZE", default="", help="Limit of /dev/shm, such as 16Gi."),
+            option("--shm-size", metavar="SIZE", default="", help="Size of /dev/shm, such as 16Gi."),
             option(
                 "--volume",
                 "volumes",
                 multiple=True,
                 metavar="SOURCE:PATH[:ro]",
                 check=_volumes,
-                help="Storage: /folder:/path, or pvc:, nfs: or configmap:NAME:/path.",
+                help="Storage to mount: /folder:/path, pvc:CLAIM:/path, nfs:SERVER:/folder:/path or "
+                "configmap:NAME:/path.",
             ),
             option("--label", "labels", help="Label of the job and its pods.", **pairs),
             option("--node-selector", help="Label that a node must have.", **pairs),
@@ -78,7 +84,7 @@ def manifest_options(command: F) -> F:
                 "--mindcluster",
                 metavar="SERIES",
                 default="",
-                help="With MindCluster: the series for ring-controller.atlas, such as ascend-910b.",
+                help="For MindCluster: NPU series for the label ring-controller.atlas, such as ascend-910b.",
             ),
             option("--driver-mounts", is_flag=True, help="Mount the hosts' Ascend driver into the pods."),
             option(
@@ -86,13 +92,14 @@ def manifest_options(command: F) -> F:
                 default=0,
                 type=click.IntRange(0),
                 metavar="N",
-                help="Starts of the whole job by the platform after a failure.  [default: 0]",
+                show_default=True,
+                help="How often the platform may start the whole job again after a failure.",
             ),
             option(
                 "--manifest-patch",
                 metavar="FILE",
                 type=click.Path(exists=True, dir_okay=False),
-                help="JSON merge patch for the job, for what no option says.",
+                help="JSON merge patch for the job, for what no option covers.",
             ),
         ]
     ):
