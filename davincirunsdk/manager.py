@@ -276,6 +276,8 @@ class FMKManager(JobBody):
             grace_period=options.grace_period,
             stop_signal=signal.Signals[options.stop_signal],
             fail_fast=options.fail_fast,
+            keep_going=options.keep_going,
+            straggler_timeout=options.straggler_timeout,
             inherits_orphans=self._inherits_orphans,
             ranks_elsewhere=len(self._cluster.nodes) > 1,
             emit=self._emit,
@@ -504,6 +506,7 @@ class FMKManager(JobBody):
                     lang=choose_language(self._options.lang),
                     look=True,
                     kills_before=launch.memory_kills,
+                    first_counts=self._options.keep_going,
                 )
             )
         )

@@ -49,6 +49,8 @@ class JobKeywords(TypedDict, total=False):
     env: Mapping[str, str] | None
     framework: str
     fail_fast: bool
+    keep_going: bool
+    straggler_timeout: float | None
     log_limit: int | None
     progress_pattern: str | None
     timeout: float | None
@@ -441,6 +443,11 @@ class JobOptions(Wish):
         framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
         fail_fast: Stop the other workers when one fails. Without it `wait` raises at the first
             failure and the others go on until `stop`.
+        keep_going: A worker that fails ends no other one: the job goes on until all have ended, and has
+            the exit code of the first that failed.
+        straggler_timeout: Seconds that the other workers have after the first has ended well; then they
+            are named and stopped, with exit code 124. Launchers that were started apart count for their
+            own node only.
         log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
             out between; None for any number.
         report: File for the report as data, one JSON object, written when the job is over.
@@ -499,6 +506,8 @@ class JobOptions(Wish):
     )
     framework: str = option("auto", one_of(FRAMEWORKS))
     fail_fast: bool = option(True, flag)
+    keep_going: bool = option(False, flag)
+    straggler_timeout: float | None = option(None, seconds)
     log_limit: int | None = option(None, number(1))
     report: Path | None = option(None, absolute)
     lang: str = option("auto", one_of(("auto", "en", "zh")))
@@ -568,6 +577,8 @@ class JobOptions(Wish):
     def _refuse_contradictions(self) -> None:
         if self.on_stall == "restart" and not self.max_restarts:
             raise ValueError("on_stall is 'restart' and max_restarts is 0: say how often with max_restarts")
+        if self.keep_going and self.max_restarts:
+            raise ValueError("keep_going lets the others go on and max_restarts starts all anew: choose one")
         if self.on_stall != "stop" and self.stall_timeout is None:
             raise ValueError(f"on_stall is {self.on_stall!r} without stall_timeout: give the seconds with it")
         if self.timeout is None and (self.warn_signal is not None or self.warn_before is not None):

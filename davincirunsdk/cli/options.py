@@ -413,6 +413,19 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         FAILURE,
+        "--keep-going",
+        is_flag=True,
+        help="One bad worker ends no other; the exit code is the first bad one's.",
+    ),
+    _option(
+        FAILURE,
+        "--straggler-timeout",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="Stop and name the workers that still run so long after the first good end, exit code 124.",
+    ),
+    _option(
+        FAILURE,
         "--max-restarts",
         type=WHOLE,
         metavar="N",

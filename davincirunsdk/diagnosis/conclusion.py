@@ -107,7 +107,7 @@ def _told_from_above(evidence: Evidence, ranks: Sequence[Account]) -> _Found | N
         stalled = evidence.end is End.STALLED
         en = reason or ("no rank made progress" if stalled else "the time limit was reached")
         zh = reason or ("没有 rank 有进展" if stalled else "达到时间限制")
-        if suspects and len(suspects) < len(ranks):
+        if suspects and any(one not in suspects for one in running):
             listed = _list(suspects)
             en, zh = f"{en}; {listed.en} may hold the others up", f"{zh}；可能由 {listed.zh} 引起"
         else:

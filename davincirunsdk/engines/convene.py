@@ -94,6 +94,7 @@ async def convene(
         lost_after=options.lost_after,
         grace_period=options.grace_period,
         leave_after=_leave_after(options, env),
+        keep_going=options.keep_going,
         keeps_port=options.master_port is not None,
     )
     kind = HostMeeting if cluster.node_rank == 0 else GuestMeeting

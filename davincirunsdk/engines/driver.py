@@ -31,9 +31,9 @@ from davincirunsdk.options import (
     refuse_unknown,
     spelled_out,
 )
-from davincirunsdk.supervision.cause import NodeLost, Stalled
+from davincirunsdk.supervision.cause import NodeLost, Stalled, Straggling
 from davincirunsdk.supervision.restarts import Restarts, requeued
-from davincirunsdk.types import Event
+from davincirunsdk.types import Event, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -135,7 +135,8 @@ class NodesManager(JobBody):
         self._failed_start: DavinciRunError | None = None
         self._unstarted = 0
         self._stopping = False
-        self._limit: TimeLimit | Stalled | None = None
+        self._limit: TimeLimit | Stalled | Straggling | None = None
+        self._straggler_timer: asyncio.TimerHandle | None = None
         self._restarts = Restarts(self._options, nnodes=1, requeued=requeued(os.environ))
         self._pausing: asyncio.Future[None] | None = None
         self._stopped_in_pause = False
@@ -268,6 +269,7 @@ class NodesManager(JobBody):
                     task.cancel()
                 await asyncio.wait(pending)
                 break
+        self._forget_stragglers()
         for errand in tuple(self._errands):
             errand.cancel()
 
@@ -306,6 +308,7 @@ class NodesManager(JobBody):
             )
             member.begin_anew(replace(member.plan, options=options))
         self._stopping, self._limit, self._troubled = False, None, []
+        self._forget_stragglers()
         return not self._stop_wanted
 
     def _lost(self) -> NodeLost | None:
@@ -352,12 +355,16 @@ class NodesManager(JobBody):
                 continue
             if event.kind == "stopping" and not member.stop_sent:
                 self._fail_fast(member, f"{event.detail} on {member.name}")
+            if event.kind == "exited" and event.exit_code == 0 and event.rank is not None:
+                self._give_stragglers_time(event.rank)
             if event.kind != "finished":
                 about = event.detail if event.rank is not None else f"{member.name}: {event.detail}"
                 self._emit(replace(event, detail=about), member)
         for block in report.blocks:
             self._channels.hub.publish(block)
         member.result = report.result
+        if self._options.keep_going and report.result is not None and report.result.failures:
+            self._troubled.append(member)
         if report.departing:
             self._lose(member, report.departing)
         self._tell_the_last()
@@ -374,6 +381,29 @@ class NodesManager(JobBody):
         if self._options.on_stall != "warn":
             self._limit = cause
             self._begin_stop(reason=cause.words)
+
+    def _give_stragglers_time(self, first: int) -> None:
+        """Give the others their time after a good end, the first of all nodes."""
+        seconds = self._options.straggler_timeout
+        if seconds is not None and first >= 0 and self._straggler_timer is None and not self._stopping:
+            loop = asyncio.get_running_loop()
+            self._straggler_timer = loop.call_later(seconds, self._stop_stragglers, seconds, first)
+
+    def _stop_stragglers(self, seconds: float, first: int) -> None:
+        running = tuple(
+            worker.rank
+            for member in self._living()
+            for worker in member.workers
+            if worker.state is WorkerState.RUNNING
+        )
+        if running and not self._stopping:
+            self._limit = Straggling(seconds=seconds, first=first, ranks=running)
+            self._begin_stop(reason=self._limit.words)
+
+    def _forget_stragglers(self) -> None:
+        if self._straggler_timer is not None:
+            self._straggler_timer.cancel()
+            self._straggler_timer = None
 
     def _reach_time_limit(self, limit: TimeLimit) -> None:
         if not self._stopping:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from davincirunsdk.errors import RankTableError
-from davincirunsdk.supervision.cause import Stalled
+from davincirunsdk.supervision.cause import TimeLimit
 from davincirunsdk.supervision.verdict import choose_exit_code, judge_state
 from davincirunsdk.types import JobState, RunResult, Verdict, WorkerState
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from davincirunsdk.diagnosis.account import Account
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
-    from davincirunsdk.supervision.cause import TimeLimit
+    from davincirunsdk.supervision.cause import Stalled, Straggling
     from davincirunsdk.types import AttemptRecord, FailureReport, Leftover, WorkerStatus
 
 _RUNNING = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.STOPPING})
@@ -114,7 +114,7 @@ def judge(
     job_id: str,
     began: float,
     lang: str = "en",
-    limit: TimeLimit | Stalled | None = None,
+    limit: TimeLimit | Stalled | Straggling | None = None,
     earlier: Sequence[AttemptRecord] = (),
 ) -> RunResult:
     """Join the nodes' results, and judge all ranks by the rules that hold on one node.
@@ -170,7 +170,7 @@ def _report(
     leftovers: tuple[Leftover, ...],
     now: float,
     lang: str,
-    limit: TimeLimit | Stalled | None,
+    limit: TimeLimit | Stalled | Straggling | None,
     earlier: Sequence[AttemptRecord],
 ) -> FailureReport:
     from davincirunsdk.diagnosis.evidence import End, Evidence, LostNode
@@ -179,7 +179,8 @@ def _report(
     lost = [member for member in members if member.lost and member.result is None]
     end, reason = End.WORKERS, ""
     if limit is not None:
-        end, reason = End.STALLED if isinstance(limit, Stalled) else End.TIME_LIMIT, limit.words
+        end = End.TIME_LIMIT if isinstance(limit, TimeLimit) else End.STALLED
+        reason = limit.words
     elif not troubled and not lost:
         end, reason = End.STOPPED, "stop was asked for"
     elif troubled and (told := _first_report(troubled)) is not None:

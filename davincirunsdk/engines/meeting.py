@@ -117,6 +117,7 @@ class Terms:
         lost_after: Seconds of silence after which a node is lost.
         grace_period: Seconds that workers have from SIGTERM to SIGKILL.
         leave_after: Seconds that a healthy node stays after a job that failed elsewhere.
+        keep_going: A worker that fails stops nobody.
         keeps_port: The user gave the port for the rendezvous, so that it stays the same.
     """
 
@@ -131,6 +132,7 @@ class Terms:
     grace_period: float
     leave_after: float
     keeps_port: bool = False
+    keep_going: bool = False
 
 
 class Meeting(ABC):

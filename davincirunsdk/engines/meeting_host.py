@@ -165,8 +165,10 @@ class HostMeeting(Meeting):
         """Wait until all nodes that have come have ended, and judge them; None when none has come."""
         if self._joint is not None:
             return self._joint
-        if self._own.lost or (self._own.result is not None and self._own.result.failures):
-            self._trouble(self._own, self._own.lost or "a worker failed")
+        if self._own.lost:
+            self._trouble(self._own, self._own.lost)
+        elif self._own.result is not None and self._own.result.failures:
+            self._note_failure(self._own)
         while (going := self._going()) and not self._hurry.done():
             if self._error is not None:
                 self._halt(str(self._error))
@@ -308,7 +310,7 @@ class HostMeeting(Meeting):
         if report.result is not None and not guest.ended:
             guest.result = report.result
             if report.result.failures:
-                self._trouble(guest, "a worker failed")
+                self._note_failure(guest)
             others = [one for one in self._parts.values() if one is not self._own]
             if not self._absent() and all(one.result is not None for one in others):
                 self._others_ended()
@@ -330,6 +332,12 @@ class HostMeeting(Meeting):
         if not self._halted:
             self._stop_code = exit_code
         self._halt(f"{reason} on {one.name}", but=one)
+
+    def _note_failure(self, one: Part) -> None:
+        if not self._terms.keep_going:
+            self._trouble(one, "a worker failed")
+        elif one not in self._troubled:
+            self._troubled.append(one)
 
     def _halt(self, reason: str, but: Part | None = None) -> None:
         """Have all nodes stop, once."""

@@ -37,6 +37,7 @@ from davincirunsdk.supervision.cause import (
     RanksEnded,
     StartFailed,
     StopWanted,
+    Straggling,
     WorkerFailed,
 )
 from davincirunsdk.supervision.guardian_watch import GuardianWatch
@@ -110,6 +111,8 @@ class Attempt:
         grace_period: Seconds between the stop signal and SIGKILL, for all workers together.
         stop_signal: Asks workers to end.
         fail_fast: Stop the others when one ends badly.
+        keep_going: A rank that ends badly stops nobody, and is judged with all others at the end.
+        straggler_timeout: Seconds that the other ranks have after the first good end, None for any number.
         inherits_orphans: This process is the sub-reaper of the job and of nothing else.
         ranks_elsewhere: The job has workers on other nodes, too; see `note_ranks_ended`.
         emit: Takes every event.
@@ -130,6 +133,8 @@ class Attempt:
         grace_period: float,
         stop_signal: signal.Signals,
         fail_fast: bool,
+        keep_going: bool,
+        straggler_timeout: float | None,
         inherits_orphans: bool,
         ranks_elsewhere: bool,
         emit: Callable[[Event], None],
@@ -139,6 +144,9 @@ class Attempt:
         self._alone: bool = False
         self.fail_fast = fail_fast
         self.internal_error: Exception | None = None
+        self._keep_going = keep_going
+        self._straggler_timeout = straggler_timeout
+        self._straggler_timer: asyncio.TimerHandle | None = None
         self._grace_period = grace_period
         self._stop_signal = stop_signal
         self._mark = mark
@@ -250,6 +258,8 @@ class Attempt:
             await self._end_at_once(error)
         finally:
             self._over.set_result(None)
+            if self._straggler_timer is not None:
+                self._straggler_timer.cancel()
             for worker in self.workers:
                 worker.deal_with_end()
                 worker.give_up()
@@ -545,7 +555,9 @@ class Attempt:
                 worker.state = WorkerState.FAILED
                 self._failed.append(worker)
                 failed = AuxiliaryEnded if worker.spec.auxiliary else WorkerFailed
-                if self.fail_fast:
+                if self._keep_going and not worker.spec.auxiliary:
+                    self._say_goes_on(worker)
+                elif self.fail_fast:
                     self._begin_stop(failed(name=worker.spec.name), now=False)
                 else:
                     self._tell_decided()
@@ -556,11 +568,31 @@ class Attempt:
             # One that waits for it in a collective hangs for half an hour otherwise before anything is said.
             self._alone = True
             self._begin_task(self._guarded, tell_who_is_alone, self, self._over, self._emit)
+            self._give_stragglers_time(worker)
         if worker.exit_code is None and worker.state is WorkerState.SUCCEEDED:
             self._warn(
                 f"{worker.spec.name} has ended, its exit code is not known: this process reaps or ignores "
                 "all its children; it counts as success, for its output does not end with an error"
             )
+
+    def _say_goes_on(self, worker: Worker) -> None:
+        going = [one for one in self._running() if not one.spec.auxiliary]
+        if going and not self.is_stopping:
+            how = signal_name(worker.exit_code) or f"exit code {worker.exit_code}"
+            others = "the other goes on" if len(going) == 1 else f"{len(going)} others go on"
+            self._warn(f"{worker.spec.name} failed ({how}); {others}")
+
+    def _give_stragglers_time(self, first: Worker) -> None:
+        if self._straggler_timeout is not None:
+            self._straggler_timer = asyncio.get_running_loop().call_later(
+                self._straggler_timeout, self._stop_stragglers, first
+            )
+
+    def _stop_stragglers(self, first: Worker) -> None:
+        running = tuple(worker.spec.rank for worker in self._running() if not worker.spec.auxiliary)
+        if running and not self.is_stopping:
+            assert self._straggler_timeout is not None
+            self.stop(Straggling(seconds=self._straggler_timeout, first=first.spec.rank, ranks=running))
 
     def _begin_stop(self, cause: Cause, *, now: bool) -> None:
         limit = time.monotonic() + (0.0 if now else self._grace_period)

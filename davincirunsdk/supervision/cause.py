@@ -6,6 +6,8 @@ import traceback
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from davincirunsdk.types import join_ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed:
@@ -76,6 +78,29 @@ class Stalled:
         """One clause for events and reports."""
         more = f": {self.detail}" if self.detail else ""
         return f"no rank showed progress for {self.seconds:g} s{more}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggling:
+    """Ranks still run too long after the first has ended well.
+
+    Attributes:
+        seconds: How long they may.
+        first: Who has ended well first.
+        ranks: Those that still run.
+    """
+
+    seconds: float
+    first: int
+    ranks: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        """One clause for events and reports."""
+        return (
+            f"{join_ranks(self.ranks)} still ran {self.seconds:g} s after rank {self.first} had ended well "
+            "(straggler_timeout)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +181,7 @@ Cause: TypeAlias = (
     | RanksEnded
     | StopWanted
     | Stalled
+    | Straggling
     | TimeLimit
     | NodeLost
     | StartFailed

@@ -18,6 +18,7 @@ from davincirunsdk.supervision.cause import (
     Stalled,
     StartFailed,
     StopWanted,
+    Straggling,
     TimeLimit,
 )
 from davincirunsdk.types import AttemptRecord, JobState
@@ -166,7 +167,7 @@ def why_not(trials: Sequence[Trial], result: RunResult, cause: Cause | None, *, 
     Returns:
         One clause, or "" when it is worth while.
     """
-    if isinstance(cause, StopWanted | TimeLimit | InternalError | StartFailed | NodeLost):
+    if isinstance(cause, StopWanted | Straggling | TimeLimit | InternalError | StartFailed | NodeLost):
         return cause.words
     if isinstance(cause, Stalled) and on_stall != "restart":
         return f"{cause.words}, and --on-stall is {on_stall}"

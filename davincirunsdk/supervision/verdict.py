@@ -14,6 +14,7 @@ from davincirunsdk.supervision.cause import (
     NodeLost,
     Stalled,
     StopWanted,
+    Straggling,
     TimeLimit,
     WorkerFailed,
 )
@@ -49,6 +50,9 @@ _BY_STOP_SIGNAL = frozenset(
 )
 """Exit codes of such workers, also behind a shell."""
 
+_OF_WORKERS = frozenset({Verdict.ROOT_CAUSE, Verdict.FAILED_ALIKE, Verdict.SUSPECTS, Verdict.UNCLEAR})
+"""Verdicts about the workers' own ends."""
+
 _TOLD = frozenset({WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.KILLED})
 
 
@@ -64,6 +68,7 @@ def judge(
     earlier: tuple[AttemptRecord, ...] = (),
     look: bool = False,
     kills_before: int | None = None,
+    first_counts: bool = False,
 ) -> RunResult:
     """Say how a job ended, or that it failed while others go on.
 
@@ -77,6 +82,7 @@ def judge(
         lang: Language of the report, `en` or `zh`.
         earlier: The attempts before this one.
         look: Look also at what files of CANN, the kernel and the machine say, for 2 s at most.
+        first_counts: The exit code is that of the rank that failed first, whichever is the cause.
         kills_before: The kernel's count of kills for memory here before the start, None if unknown.
 
     Returns:
@@ -95,6 +101,8 @@ def judge(
         except (ImportError, OSError) as error:
             # The package was moved or upgraded while the job ran, before it was loaded as a whole.
             report = _plain_report(seen, cluster, str(error))
+        if first_counts and seen.failed and report.verdict in _OF_WORKERS:
+            report = replace(report, exit_code=_plain_code(seen.failed[0]))
         ranks = tuple(_as_judged(status, report) for status in ranks)
     state = judge_state(report, failed=bool(seen.failed))
     return RunResult(
@@ -179,18 +187,21 @@ def _plain_report(seen: Seen, cluster: Cluster, why: str) -> FailureReport:
     nobody = replace(_plain_failure(seen.workers[0], cluster), rank=-1, name="", reason="stopped")
     first = failures[0] if failures else nobody
     text = f"{first.name} failed first: {first.reason}; log: {first.log_path}" if failures else "stopped"
-    code = first.exit_code if first.exit_code not in (None, 0) else 1
-    assert code is not None
     return FailureReport(
         verdict=Verdict.ROOT_CAUSE if failures else Verdict.STOPPED,
         ranks=tuple(failure.rank for failure in failures[:1]),
         why=f"The diagnosis could not be loaded: {why}",
         text=f"{text}\n(no more is known, for the diagnosis could not be loaded: {why})",
-        exit_code=(code if code > 0 else 128 - code) if failures else _STOPPED,
+        exit_code=_plain_code(seen.failed[0]) if failures else _STOPPED,
         failures=failures,
         root_cause=first,
         stopped_ranks=tuple(worker.status.rank for worker in seen.workers if worker.status.state in _TOLD),
     )
+
+
+def _plain_code(worker: WorkerSeen) -> int:
+    code = worker.status.exit_code or 1
+    return code if code > 0 else 128 - code
 
 
 def _plain_failure(worker: WorkerSeen, cluster: Cluster) -> WorkerFailure:
@@ -267,7 +278,7 @@ def _evidence(seen: Seen, job_id: str, log_dir: Path, cluster: Cluster, lang: st
         ranks=tuple(_rank(worker, seen, cluster) for worker in seen.workers),
         end=end,
         reason=reason,
-        odd=seen.cause.ranks if isinstance(seen.cause, Stalled) else (),
+        odd=seen.cause.ranks if isinstance(seen.cause, Stalled | Straggling) else (),
         leftovers=seen.leftovers,
         lang=lang,
     )
@@ -279,7 +290,7 @@ def _why(seen: Seen) -> tuple[End, str]:
     cause = seen.cause
     if isinstance(cause, InternalError):
         return End.INTERNAL_ERROR, cause.words
-    if isinstance(cause, Stalled):
+    if isinstance(cause, Stalled | Straggling):
         return End.STALLED, cause.words
     if isinstance(cause, TimeLimit):
         return End.TIME_LIMIT, cause.words

@@ -403,3 +403,25 @@ async def test_the_scheduler_serves_all_nodes_to_their_end(monkeypatch: pytest.M
         result = await asyncio.wait_for(job.wait(), 20)
     assert (str(result.state), result.exit_code) == ("SUCCEEDED", 0)
     assert [str(one.state) for one in result.auxiliaries] == ["STOPPED"]
+
+
+async def test_a_bad_worker_ends_no_other_node_when_they_keep_going(tmp_path: Path) -> None:
+    """The evaluation on the other node goes on to its end, and the report has the bad one."""
+    source = "import os, time; bad = os.environ['RANK'] == '0'; time.sleep(0 if bad else 0.5); exit(3 * bad)"
+    placement = Here(host(tmp_path, "a", 2), host(tmp_path, "b", 2))
+    async with NodesManager(placement, [sys.executable, "-c", source], keep_going=True) as job:
+        with pytest.raises(DistributedRuntimeError) as caught:
+            await job.wait()
+    assert (caught.value.exit_code, [one.rank for one in caught.value.failures]) == (3, [0])
+    assert [worker.exit_code for worker in job.workers] == [3, 0, 0, 0]
+
+
+async def test_a_straggler_on_another_node(tmp_path: Path) -> None:
+    """The first good end counts for the ranks of all nodes."""
+    source = "import os, time; time.sleep(600 * (os.environ['RANK'] in '23'))"
+    placement = Here(host(tmp_path, "a", 2), host(tmp_path, "b", 2))
+    async with NodesManager(placement, [sys.executable, "-c", source], straggler_timeout=0.5) as job:
+        with pytest.raises(DistributedRuntimeError) as caught:
+            await job.wait()
+    assert caught.value.exit_code == 124
+    assert "ranks 2-3 still ran 0.5 s after rank" in caught.value.report.text
