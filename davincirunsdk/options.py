@@ -47,6 +47,7 @@ class JobKeywords(TypedDict, total=False):
     grace_period: float
     stop_signal: str
     env: Mapping[str, str] | None
+    expand: bool
     framework: str
     fail_fast: bool
     keep_going: bool
@@ -430,7 +431,8 @@ class JobOptions(Wish):
 
     Attributes:
         command: Words of the command; relative paths in it are seen from `work_dir`.
-        work_dir: Folder the workers run in, made if missing.
+        work_dir: Folder the workers run in, made if missing; `{rank}`, `{local_rank}`, `{node_rank}`,
+            `{device}` and `{attempt}` in it are the worker's own numbers.
         log_dir: Folder of the log files; None for the platform's, or `default_log_dir` where it has
             none.
         default_log_dir: `./log`, seen from the caller's folder.
@@ -440,6 +442,8 @@ class JobOptions(Wish):
         stop_signal: Name of the signal that asks workers to end, such as `INT` for scripts that save on
             KeyboardInterrupt.
         env: Extra variables for the workers; they come on top of the environment and win over it.
+            `{rank}` and its like in a value are the worker's own numbers, as in `work_dir`.
+        expand: Put the worker's own numbers in the place of `{rank}` and its like in `command`, too.
         framework: `auto`, `mindspore`, `torch` or `none`: which variables a worker gets.
         fail_fast: Stop the other workers when one fails. Without it `wait` raises at the first
             failure and the others go on until `stop`.
@@ -504,6 +508,7 @@ class JobOptions(Wish):
     env: dict[str, str] = field(
         default_factory=dict, repr=False, metadata={"check": variables, "shown": None}
     )
+    expand: bool = option(False, flag)
     framework: str = option("auto", one_of(FRAMEWORKS))
     fail_fast: bool = option(True, flag)
     keep_going: bool = option(False, flag)

@@ -28,6 +28,7 @@ from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.manifests.command import manifest_kind, print_manifest
 from davincirunsdk.options import JobOptions, NodeKeywords, absolute
+from davincirunsdk.supervision.placeholders import differs
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR
 
 if TYPE_CHECKING:
@@ -109,8 +110,9 @@ def _command(
     try:
         try:
             _refuse_without_effect(context, engine)
-            complete = _complete(command, module, work_dir)
-            if engine is None:
+            same = not differs(work_dir) and not (others["expand"] and any(map(differs, command)))
+            complete = _complete(command, module, work_dir, look=same)
+            if engine is None and same:
                 check_syntax(complete, absolute("work_dir", work_dir))
             options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
             run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period)
@@ -174,17 +176,17 @@ def _job(
     return ssh.manager_of(options, collect="none", notify=notify, on_event=run.on_event, **of_ssh), None
 
 
-def _complete(command: tuple[str, ...], module: bool, work_dir: str) -> tuple[str, ...]:
-    """Put the current Python in front of a module or a Python script."""
+def _complete(command: tuple[str, ...], module: bool, work_dir: str, *, look: bool) -> tuple[str, ...]:
+    """Put the current Python in front of a module or a Python script; `look` whether that is there."""
     folder = absolute("work_dir", work_dir)
-    if folder.exists() and not folder.is_dir():
+    if look and folder.exists() and not folder.is_dir():
         raise PlatformError(f"work_dir {folder} is not a folder; expected one for the workers: --work-dir")
     if module:
         return (_python(), "-m", *command)
     if not command[0].endswith(".py"):
         return command
     script = folder / command[0]
-    if not script.exists():
+    if look and not script.exists():
         raise WorkerSpawnError(
             f"can't open file {command[0]!r}: No such file or directory (looked for {script}); "
             "scripts are seen from --work-dir",

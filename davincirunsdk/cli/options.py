@@ -149,7 +149,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         default=".",
         type=click.Path(),
         metavar="DIR",
-        help="Folder that the workers run in; relative paths in COMMAND start there.  [default: .]",
+        help="Folder that the workers run in; relative paths in COMMAND start there. {rank}, {local_rank}, "
+        "{node_rank}, {device} and {attempt} are filled in, here and in values of --env.  [default: .]",
     ),
     _option(
         WORKERS,
@@ -159,6 +160,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         callback=_variables,
         help="Variable for the workers; without =VALUE, its value here. May be given more than once.",
     ),
+    _option(WORKERS, "--expand", is_flag=True, help="Fill in {rank} and its like in COMMAND, too."),
     _option(
         WORKERS,
         "--framework",

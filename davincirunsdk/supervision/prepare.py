@@ -13,7 +13,7 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from davincirunsdk.cluster import WorkerSpec, file_name
 from davincirunsdk.environment.worker import folders_of, scheduler_environment, worker_environment
@@ -23,12 +23,13 @@ from davincirunsdk.host.ports import free_port
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
 from davincirunsdk.logs.limit import LimitedLogFile
+from davincirunsdk.supervision.placeholders import fill
 from davincirunsdk.supervision.script_file import check_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from davincirunsdk.cluster import Cluster
+    from davincirunsdk.cluster import Cluster, Device
     from davincirunsdk.options import JobOptions
 
 
@@ -48,6 +49,14 @@ class Launch:
         """Close the files of an attempt that is not begun."""
         for file in self.files:
             file.close()
+
+
+class _Own(NamedTuple):
+    """What a user has given, with one worker's numbers filled in."""
+
+    command: tuple[str, ...]
+    work_dir: Path
+    env: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +149,11 @@ def prepare(
     """
     _check_proc()
     log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
-    _make_folder(options.work_dir, "work_dir")
-    _check_command(options.command, options.work_dir, {**inherited, **options.env})
-    check_script(options.command, options.work_dir)
+    attempt = options.driven_attempt or 0
+    for one in dict.fromkeys(_own(options, cluster, device, attempt) for device in cluster.node.devices):
+        _make_folder(one.work_dir, "work_dir")
+        _check_command(one.command, one.work_dir, {**inherited, **dict(one.env)})
+        check_script(one.command, one.work_dir)
     _make_folder(log_dir, "log_dir")
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()
@@ -150,7 +161,6 @@ def prepare(
     endings = ["-events.jsonl", *_endings(options, cluster)]
     try:
         name = options.name or file_name(cluster.job_id)
-        attempt = options.driven_attempt or 0
         for ending in endings if attempt else ():
             keep_attempt(log_dir / f"{name}{ending}", attempt - 1)
         job_id, (events, *files) = open_log_files(
@@ -239,13 +249,16 @@ def _specs(
     devices = cluster.node.devices
     binding = cluster.binding or (None,) * len(devices)
     for device, path, bound in zip(devices, paths[with_scheduler:], binding, strict=True):
+        own = _own(options, cluster, device, attempt)
+        if attempt:
+            _make_folder(own.work_dir, "work_dir")
         environment = worker_environment(
             cluster=cluster,
             device=device,
             master_port=port,
             framework=options.framework,
             inherited=inherited,
-            extra=options.env,
+            extra=dict(own.env),
             mark=mark,
             cores=cores if bound is None else bound.threads * len(devices),
             job_id=job_id,
@@ -262,15 +275,31 @@ def _specs(
                 npu_id=device.device_id if cluster.npus else -1,
                 cpus=None if bound is None else bound.cpus,
                 name=f"rank {device.rank}",
-                command=options.command,
+                command=own.command,
                 env=environment,
-                work_dir=options.work_dir,
+                work_dir=own.work_dir,
                 log_path=path,
             )
         )
     if with_scheduler:
         specs.insert(0, _scheduler(specs[0], cluster, paths[0]))
     return tuple(specs)
+
+
+def _own(options: JobOptions, cluster: Cluster, device: Device, attempt: int) -> _Own:
+    values = {
+        "rank": device.rank,
+        "local_rank": device.local_rank,
+        "node_rank": cluster.node_rank,
+        "device": cluster.worker_device_id(device),
+        "attempt": attempt,
+    }
+    command = options.command
+    return _Own(
+        tuple(fill(word, values) for word in command) if options.expand else command,
+        Path(fill(str(options.work_dir), values)),
+        tuple((name, fill(value, values)) for name, value in options.env.items()),
+    )
 
 
 def _scheduler(worker: WorkerSpec, cluster: Cluster, path: Path) -> WorkerSpec:
