@@ -10,12 +10,15 @@ import nox
 nox.needs_version = ">=2024.4"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests", "lint", "typing", "cli", "demo"]
+nox.options.sessions = ["tests", "lint", "typing", "cli", "package", "lowest", "demo"]
 
-PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+PROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = nox.project.python_versions(PROJECT)
 # One version for all sessions that train on it; on some machines the newest one is several GB.
 TORCH = "torch==2.13.0"
 PYTEST = ("pytest>=8", "pytest-asyncio", "pytest-rerunfailures", "pytest-timeout")
+# The parts that lean on a dependency: asyncio and processes, commands, terminal, files.
+LOWEST = ("tests/api/test_manager.py", "tests/rank_table", "tests/output", "tests/ctl")
 SOURCES = ("davincirunsdk", "tests", "benchmarks", "docs", "noxfile.py")
 
 
@@ -52,6 +55,27 @@ def cli(session: nox.Session) -> None:
     session.install("--force-reinstall", *map(str, out.glob("*.whl")))
     session.install(*PYTEST)
     session.run("python", "-m", "pytest", "tests/cli/test_installed_cli.py", *session.posargs)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build sdist and wheel, and check what an index and a user would get."""
+    session.install("build", "twine", "check-wheel-contents")
+    out = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(out, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(out), silent=True)
+    files = sorted(map(str, out.iterdir()))
+    session.run("twine", "check", "--strict", *files)
+    session.run("check-wheel-contents", *(file for file in files if file.endswith(".whl")))
+
+
+@nox.session(python=PYTHONS[0])
+def lowest(session: nox.Session) -> None:
+    """Run with the lowest version of each runtime dependency that pyproject.toml allows."""
+    floors = [text.replace(">=", "==") for text in PROJECT["project"]["dependencies"]]
+    session.install(".", *floors)
+    session.install(*PYTEST, "hypothesis", "uvloop", *floors)
+    session.run("python", "-m", "pytest", *(session.posargs or LOWEST))
 
 
 @nox.session
