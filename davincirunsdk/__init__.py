@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 __version__ = "0.3.0"
 
+# Not imported from `typing`, which takes longer than Python's own start: the guardians do without.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from davincirunsdk import aio, engines
     from davincirunsdk.blocking import (
@@ -125,6 +124,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
     # Lazy: the command must not load the blocking API, nor an import of the package an event loop.
     home = _HOMES.get(name)
     if home is None:

@@ -1,18 +1,19 @@
 """The guardians' own processes: see `guardian`.
 
-They import little, for each has to stay below 15 MB beside every job.
+They import little: each has to stay below 15 MB beside every job, and two of them start with every job.
+`signal` and `typing` alone would take twice as long as Python's own start.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # it has no stubs; `signal` brings enum and all below it
 import _socket
 import os
 import select
-import signal
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from davincirunsdk.leftovers.drain import Drain
 
@@ -26,11 +27,12 @@ _STEP = 500
 """Milliseconds between looks at whoever is watched, on kernels before 5.3, which have no pidfd."""
 
 
-class Output(NamedTuple):
+class Output:
     """A worker, and the descriptors that came with it: the read end of its pipe, its log file."""
 
-    rank: int
-    descriptors: list[int]
+    def __init__(self, rank: int, descriptors: list[int]) -> None:
+        self.rank = rank
+        self.descriptors = descriptors
 
 
 class Job:
@@ -121,13 +123,13 @@ def main(supervisor: int, first: int, first_started: int) -> None:
         first: Pid of the guardian that this one is the standby of, 0 for that guardian itself.
         first_started: Tick of its start, 0 if unknown: its number may be another's by now.
     """
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+    for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD}:
         # Ctrl-C, hang-up and a batch system's SIGTERM are meant for the supervisor, which ends us.
         try:
-            signal.signal(number, signal.SIG_IGN)
+            _signal.signal(number, _signal.SIG_IGN)
         except OSError:
             continue
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     call_this_process("job-standby" if first else "job-guardian")
     watch = Watch(supervisor)
     guardian = _Life(first, bool(first) and _started(first) == first_started)
