@@ -27,7 +27,6 @@ from davincirunsdk.supervision.cause import RanksEnded, StopWanted, TimeLimit
 from davincirunsdk.supervision.prepare import prepare
 from davincirunsdk.supervision.restarts import Restarts, requeued
 from davincirunsdk.supervision.verdict import judge
-from davincirunsdk.supervision.watch import StallWatch
 from davincirunsdk.supervision.worker import spawn_error
 from davincirunsdk.types import Event, JobState, Stacks, Verdict
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from davincirunsdk.ending import Ending
     from davincirunsdk.engines.meeting import Again, Meeting
     from davincirunsdk.supervision.prepare import Launch, Preparation
+    from davincirunsdk.supervision.watch import StallWatch
     from davincirunsdk.supervision.worker import Worker
     from davincirunsdk.types import Progress, RunResult, WorkerStatus
 
@@ -293,6 +293,8 @@ class FMKManager(JobBody):
             # Ranks of other nodes may go on, of which nothing is known here.
             self._on_trouble("stall_timeout has no effect on a job of several nodes: it is not watched")
             return None
+        from davincirunsdk.supervision.watch import StallWatch
+
         return StallWatch(
             options.stall_timeout,
             stop=options.on_stall != "warn" and options.driven_attempt is None,

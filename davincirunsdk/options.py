@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.host.binding import MODES, parse_cpus
 from davincirunsdk.host.devices import parse_list
 from davincirunsdk.phrases import ranks
 from davincirunsdk.steps.shapes import parse_pattern
@@ -155,6 +154,8 @@ def parse_prefix(text: str) -> tuple[str, ...]:
 
 def parse_binding(text: str) -> object:
     """Read how workers are bound to CPUs: a word, or a list of CPUs."""
+    from davincirunsdk.host.binding import MODES, parse_cpus
+
     return text if text in MODES else parse_cpus(text)
 
 

@@ -192,7 +192,6 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     _option(
         WORKERS,
         "--bind",
-        default="none",
         metavar="HOW",
         help="CPUs of a worker: none, any; auto or node, those near its NPU; exclusive, a share of those for "
         "itself; or a list such as 0-31, shared out among the workers.  [default: none]",

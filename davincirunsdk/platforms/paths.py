@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,6 +132,8 @@ def _private_folder(env: Mapping[str, str]) -> Path:
         if info.st_uid == os.geteuid() and info.st_mode & 0o170077 == 0o040000:
             return folder
         # Somebody else made it, or it is a link, or open to others.
+        import tempfile
+
         return Path(tempfile.mkdtemp(prefix="davincirun-", dir=parent))
     except OSError as error:
         raise PlatformError(

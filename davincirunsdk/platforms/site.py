@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -114,4 +113,6 @@ def names(env: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 def shared_port(key: str) -> int:
     """Derive a port from a text that all nodes of the job have and other jobs have not."""
+    import hashlib
+
     return PORTS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % len(PORTS)]

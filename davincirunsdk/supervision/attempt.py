@@ -44,7 +44,6 @@ from davincirunsdk.supervision.guardian_watch import GuardianWatch
 from davincirunsdk.supervision.last_words import ends_with_exception, is_traceback_open
 from davincirunsdk.supervision.messages import Inbox
 from davincirunsdk.supervision.seen import Seen, WorkerSeen
-from davincirunsdk.supervision.watch import tell_who_is_alone
 from davincirunsdk.supervision.worker import Worker, children_are_reaped_by_kernel, spawn_error
 from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
 
@@ -62,6 +61,9 @@ logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 T = TypeVar("T")
 Limit: TypeAlias = "float | Callable[[], float]"
+
+_PEERS_PATIENCE = 1.0
+"""Seconds in which the ranks of a job that ends well usually end after the first of them."""
 
 _SCHEDULER_GRACE = 5.0
 """Seconds that an auxiliary process has to end by itself after the job's last worker's good end."""
@@ -567,7 +569,7 @@ class Attempt:
         if worker.state is WorkerState.SUCCEEDED and not worker.spec.auxiliary and not self._alone:
             # One that waits for it in a collective hangs for half an hour otherwise before anything is said.
             self._alone = True
-            self._begin_task(self._guarded, tell_who_is_alone, self, self._over, self._emit)
+            self._begin_task(self._guarded, self._tell_who_is_alone)
             self._give_stragglers_time(worker)
         if worker.exit_code is None and worker.state is WorkerState.SUCCEEDED:
             self._warn(
@@ -739,6 +741,15 @@ class Attempt:
         await waits.until_any(loaded, self._over)
         if loaded.done() and not isinstance(loaded.exception(), ImportError | OSError):
             loaded.result()
+
+    async def _tell_who_is_alone(self) -> None:
+        """Say that ranks are left whose peers have ended well, if they show no sign of work."""
+        await Patience(self._stop_cancelled).within(_PEERS_PATIENCE, self._over)
+        if not self._over.done():
+            # Here, for most jobs are over by now and need not load it.
+            from davincirunsdk.supervision.watch import tell_who_is_alone
+
+            await tell_who_is_alone(self, self._over, self._emit)
 
     def _look(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Have something looked at or done in a thread; whoever waits hears of its end."""

@@ -36,7 +36,7 @@ _NEVER = {
     127: "exit code 127 says that a command was not found",
 }
 _WRONG_PROGRAM = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
-_ERROR_LINE = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b(.*)$")
+_ERROR_LINE = r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b(.*)$"
 _LONGEST_DELAY = 300.0
 _QUICK = 10.0
 """Seconds; attempts that all die within them, without a step, do not get better."""
@@ -220,6 +220,6 @@ def _makes_no_progress(trials: Sequence[Trial]) -> bool:
 def _same_error(tail: Sequence[str]) -> str:
     """Find the exception that a worker died of, without numbers: addresses, ports and times differ."""
     for line in reversed(tail):
-        if found := _ERROR_LINE.match(line.strip()):
+        if found := re.match(_ERROR_LINE, line.strip()):
             return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", f"{found[1]}{found[2]}")[:200]
     return ""

@@ -43,8 +43,6 @@ _COST = 0.005
 _LOOK_PATIENCE = 10.0
 """Seconds for a look at all processes; of one that hangs, only output and steps are known."""
 _STACKS_PATIENCE = 35.0
-_PEERS_PATIENCE = 1.0
-"""Seconds in which the ranks of a job that ends well usually end after the first of them."""
 _ALONE_PAUSES = (5.0, 10.0, 20.0, 40.0)
 """Seconds without any sign after which those that are left may wait for ranks that have ended well."""
 
@@ -269,12 +267,11 @@ async def tell_who_is_alone(
     """Say that ranks are left whose peers have ended well, if they show no sign of work after that.
 
     Args:
-        attempt: Of which the first rank has ended well just now.
+        attempt: Of which the first rank has ended well and others are left.
         over: Done when nothing is left to watch.
         emit: Takes the warning.
     """
     waits = Patience(lambda: None)
-    await _until(waits, _PEERS_PATIENCE, over)
     for pause in _ALONE_PAUSES:
         running = _running_ranks(attempt)
         clock = StallClock(pause, time.monotonic())

@@ -9,6 +9,7 @@ watcher that belongs to the host program; they report an exit status that the ho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import math
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import Patience, in_thread, in_thread_or_here, resolve, until_readable
 from davincirunsdk.errors import WorkerSpawnError, explain
-from davincirunsdk.host.binding import bound_to
 from davincirunsdk.leftovers import mark
 from davincirunsdk.leftovers.guardian import guardian
 from davincirunsdk.leftovers.proc import Proc, since_boot
@@ -32,6 +32,7 @@ from davincirunsdk.types import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from davincirunsdk.cluster import WorkerSpec
     from davincirunsdk.logs.pump import LogPump
@@ -394,7 +395,7 @@ def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int 
 
 
 def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: int) -> subprocess.Popen[bytes]:
-    with bound_to(spec.cpus):
+    with _bound_to(spec.cpus):
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -407,6 +408,14 @@ def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: in
         )
     mark.put_on(process.pid, spec.env.get(mark.JOB_MARK, ""))
     return process
+
+
+def _bound_to(cpus: frozenset[int] | None) -> AbstractContextManager[None]:
+    if cpus is None:
+        return contextlib.nullcontext()
+    from davincirunsdk.host.binding import bound_to
+
+    return bound_to(cpus)
 
 
 def _signals_are_odd() -> bool:
