@@ -52,6 +52,7 @@ class JobKeywords(TypedDict, total=False):
     keep_going: bool
     straggler_timeout: float | None
     log_limit: int | None
+    keep_logs: int | None
     progress_pattern: str | None
     timeout: float | None
     warn_signal: str | None
@@ -455,6 +456,7 @@ class JobOptions(Wish):
             own node only.
         log_limit: Bytes that a log file may have: head and tail are kept, a mark says what is left
             out between; None for any number.
+        keep_logs: Runs of the job whose log files are kept, with this one; None for all.
         report: File for the report as data, one JSON object, written when the job is over.
         lang: Language of the report: `en`, `zh`, or `auto` for that of the locale.
         html: File for the run report, a page that opens from disk, written when the job is over.
@@ -515,6 +517,7 @@ class JobOptions(Wish):
     keep_going: bool = option(False, flag)
     straggler_timeout: float | None = option(None, seconds)
     log_limit: int | None = option(None, number(1))
+    keep_logs: int | None = option(None, number(1))
     report: Path | None = option(None, absolute)
     lang: str = option("auto", one_of(("auto", "en", "zh")))
     html: Path | None = option(None, absolute)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from davincirunsdk.cli.detached import detach
 from davincirunsdk.cli.options import GroupedCommand, job_options
 from davincirunsdk.cli.peers import PeerOptionError, translate
 from davincirunsdk.cli.run import Run
@@ -99,6 +100,10 @@ def _command(
         of_manifest = {name: asked[name] for name in names}
         print_manifest(context, kind, command, resource=others["resource"], **of_manifest)
         return 0
+    started = None
+    if others["detach"]:
+        asked |= {"echo": "none", "live": False}
+        started = detach()
     words = Words()
     logger = logging.getLogger("davincirunsdk")
     logger.addHandler(LogHandler(words))
@@ -115,7 +120,7 @@ def _command(
             if engine is None and same:
                 check_syntax(complete, absolute("work_dir", work_dir))
             options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
-            run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period)
+            run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period, started=started)
             notify = None if quiet else words.say
             job, reap = _job(options, engine, context, notify, run)
         except (RankTableError, PlatformError):

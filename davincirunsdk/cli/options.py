@@ -337,6 +337,19 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         OUTPUT,
+        "--keep-logs",
+        type=WHOLE,
+        metavar="N",
+        help="Keep the log files of N runs of a job, with this one.  [default: all]",
+    ),
+    _option(
+        OUTPUT,
+        "--detach",
+        is_flag=True,
+        help="Return when all workers run, print job and log folder, and leave the job to davincirunctl.",
+    ),
+    _option(
+        OUTPUT,
         "--log-limit",
         type=SIZE,
         metavar="SIZE",

@@ -47,13 +47,23 @@ class Run:
         quiet: Say nothing but errors and the failure report.
         verbose: Say more: pids, log files, every end.
         grace_period: Seconds that workers have after a stop signal.
+        started: Called when all workers run.
     """
 
-    def __init__(self, words: Words, *, quiet: bool, verbose: bool, grace_period: float) -> None:
+    def __init__(
+        self,
+        words: Words,
+        *,
+        quiet: bool,
+        verbose: bool,
+        grace_period: float,
+        started: Callable[[Job], None] | None = None,
+    ) -> None:
         self._words = words
         self._quiet = quiet
         self._verbose = verbose
         self._grace_period = grace_period
+        self._started = started
 
     async def run(self, job: Job, reap: Callable[[], object] | None) -> int:
         """Start the job and see it to its end.
@@ -73,6 +83,8 @@ class Run:
             asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap)
         try:
             async with job:
+                if self._started is not None:
+                    self._started(job)
                 self._say_started(job)
                 result = await job.wait()
         except DistributedRuntimeError as error:

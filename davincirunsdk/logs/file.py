@@ -11,6 +11,8 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
+from davincirunsdk.logs.kept import numbers_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -175,6 +177,10 @@ def _keep_earlier(path: Path) -> None:
     def kept(number: int) -> Path:
         return path.with_name(f"{path.stem}.{number}{path.suffix}")
 
+    if not kept(1).exists():
+        # There are none, or the first ones were removed.
+        path.rename(kept(max(numbers_of(path), default=0) + 1))
+        return
     # Thousands of runs may have left theirs: the numbers are halved, not counted through.
     above = 1
     while kept(above).exists():

@@ -22,6 +22,7 @@ from davincirunsdk.host.memory import memory_kills
 from davincirunsdk.host.ports import free_port
 from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
+from davincirunsdk.logs.kept import keep_newest, numbers_of, point_to
 from davincirunsdk.logs.limit import LimitedLogFile
 from davincirunsdk.supervision.placeholders import fill
 from davincirunsdk.supervision.script_file import check_script
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
     from davincirunsdk.cluster import Cluster, Device
     from davincirunsdk.options import JobOptions
+
+
+_MANY_RUNS = 50
+"""Runs that may be kept without a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +173,9 @@ def prepare(
         )
     except OSError as error:
         raise _log_error(log_dir, error) from None
+    _look_after_kept(options, [file.path for file in (events, *files)], on_trouble)
+    if cluster.node_rank == 0 and not attempt:
+        point_to(files[-len(cluster.node.devices)].path)
     try:
         specs = _specs(
             options,
@@ -222,6 +230,21 @@ def _open_log(path: Path, options: JobOptions, on_trouble: Callable[[str], None]
     if options.log_limit is None or path.suffix != ".txt":
         return LogFile(path, on_trouble)
     return LimitedLogFile(path, on_trouble, options.log_limit)
+
+
+def _look_after_kept(options: JobOptions, files: Sequence[Path], on_trouble: Callable[[str], None]) -> None:
+    if options.keep_logs is not None:
+        keep_newest(files, options.keep_logs)
+        return
+    events = files[0]
+    # One look: they are counted only where there are many.
+    if events.with_name(f"{events.stem}.{_MANY_RUNS + 1}{events.suffix}").exists():
+        count = len(numbers_of(events))
+        if count > _MANY_RUNS:
+            on_trouble(
+                f"log_dir {events.parent} keeps {count} earlier runs of this job: keep_logs (--keep-logs) "
+                "says how many are to stay"
+            )
 
 
 def _log_error(log_dir: Path, error: OSError) -> PlatformError:

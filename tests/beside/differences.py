@@ -20,6 +20,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "`<job>-events.jsonl` stands beside the log files",
         "starts, ends and the report as data, for programs and `davincirunctl`",
     ),
+    "file latest": (
+        "`latest` beside the log files is a link to the newest run's first log",
+        "`tail -f log/latest` needs no name",
+    ),
     "file table": (
         "the converted rank table is written to `$MA_HOME/rank_table`; 0.1.5 failed on this v0.1 table",
         "any form of v0.1 is read",
@@ -120,7 +124,9 @@ def _returned(old: Seen, new: Seen) -> set[str]:
 def _files(scenario: str, old: Seen, new: Seen) -> set[str]:
     found = set()
     for name in {*old.files} ^ {*new.files}:
-        if name.endswith("-events.jsonl"):
+        if name.endswith("/latest"):
+            found.add("file latest")
+        elif name.endswith("-events.jsonl"):
             found.add("file events")
         elif name.startswith("rank_table"):
             found.add("file table")
