@@ -400,8 +400,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         FAILURE,
         "--on-end",
         metavar="COMMAND",
-        help="Run COMMAND when the job is over, with DAVINCIRUN_VERDICT, DAVINCIRUN_EXIT_CODE and "
-        "DAVINCIRUN_REPORT set.",
+        help="Run COMMAND, without a shell, when the job is over, with DAVINCIRUN_VERDICT, "
+        "DAVINCIRUN_EXIT_CODE and DAVINCIRUN_REPORT set.",
     ),
     _option(
         FAILURE,
@@ -429,14 +429,15 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         FAILURE,
         "--keep-going",
         is_flag=True,
-        help="One bad worker ends no other; the exit code is the first bad one's.",
+        help="Let the other workers go on when one fails; the exit code is that of the first failure.",
     ),
     _option(
         FAILURE,
         "--straggler-timeout",
         type=SECONDS,
         metavar="SECONDS",
-        help="Stop and name the workers that still run so long after the first good end, exit code 124.",
+        help="Name and stop the workers that still run this long after the first one succeeded, with exit "
+        "code 124.",
     ),
     _option(
         FAILURE,
