@@ -1,8 +1,9 @@
 """The one background loop of the process, in which jobs of synchronous code run.
 
 It lives in a thread that starts with the first job. When the script has ended normally, jobs that
-nobody waited for are waited for; when it has ended by an exception, they are stopped; survivors of a
-failure are stopped in any case, when the program's other threads have ended, too.
+nobody waited for are waited for, and those that failed meanwhile are reported; when it has ended by an
+exception, they are stopped; survivors of a failure are stopped in any case, when the program's other
+threads have ended, too.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Background:
     def add(self, job: JobBody) -> None:
         """Look after a job at the end of the program."""
         with self._lock:
-            self._jobs = [*(other for other in self._jobs if not other._is_over), job]
+            self._jobs = [*(other for other in self._jobs if not _is_done_with(other)), job]
 
     def _ask_for_the_end(self) -> None:
         """Be called in the main thread when the script has ended; only there can signals be dealt with."""
@@ -103,7 +104,7 @@ class _Background:
 
     def _at_end_of_script(self) -> None:
         with self._lock:
-            jobs = [job for job in self._jobs if not job._is_over]
+            jobs = [job for job in self._jobs if not _is_done_with(job)]
         if not jobs or _is_interactive():
             return
         failed = getattr(sys, "last_type", None) is not None
@@ -113,7 +114,7 @@ class _Background:
         except KeyboardInterrupt:
             failed = True
         for job in jobs:
-            if job._is_over or (job._awaited and not failed):
+            if _is_done_with(job) or (failed and job._is_over) or (job._awaited and not failed):
                 continue
             if failed:
                 workers = count(len(job.workers), "worker")
@@ -160,6 +161,11 @@ def _refuse_patched_threads() -> None:
         )
 
 
+def _is_done_with(job: JobBody) -> bool:
+    """Tell whether a job has ended, and somebody knows how, if not well."""
+    return job._is_over and (job._told or job.error is None)
+
+
 def _is_interactive() -> bool:
     """Tell whether a person types here: then a job that nobody waited for ends with the session."""
     ipython = sys.modules.get("IPython")
@@ -176,6 +182,9 @@ def _code_of(job: JobBody) -> int:
         with signals_end_waiting():
             workers = count(len(job.workers), "worker")
             try:
+                if job._is_over:
+                    say(f"job {job.job_id} had failed, and nobody waited for it")
+                    job._outcome()
                 say(
                     f"the script has ended, and nobody waits for job {job.job_id} ({workers}): waiting for "
                     f"its end; Ctrl-C or `kill {os.getpid()}` stops it"

@@ -146,7 +146,10 @@ def wait_distributed_train(
     Raises:
         DistributedRuntimeError: A worker failed, and `raise_exception` is true.
         RuntimeError: The manager belongs to the calling thread's own running loop.
+        TypeError: It is not a manager.
     """
+    if not isinstance(fmk_manager, FMKManager):
+        raise TypeError(f"fmk_manager is {fmk_manager!r}: expected what start_distributed_train() returned")
     if fmk_manager._owner_of("wait_distributed_train") is running_loop():
         raise RuntimeError(
             "this FMKManager runs in the event loop of the calling thread, which waiting would block: "

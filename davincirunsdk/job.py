@@ -284,7 +284,7 @@ class JobBody(ABC):
     def __await__(self) -> NoReturn:
         """Refuse what does not start a job."""
         raise TypeError(
-            f"a {type(self).__name__} is not awaited: write `async with ... as manager:` to start the job, "
+            "the manager of a job is not awaited: write `async with ... as manager:` to start the job, "
             "and `await manager.wait()` inside to wait for its end"
         )
 
@@ -329,6 +329,7 @@ class JobBody(ABC):
 
     def destroy(self) -> Ending[None]:
         """End whatever is left of the job, survivors of a failure too; see `stop`."""
+        self._owner_of("destroy")
         return self.stop()
 
     @property
@@ -657,7 +658,7 @@ class JobBody(ABC):
         """
         if self._owner is None:
             raise RuntimeError(
-                f"{call}() on a {type(self).__name__} that was never started: start it with `async with "
+                f"{call}() on the manager of a job that was never started: start it with `async with "
                 "manager:`, or with start_distributed_train(...) in code without an event loop"
             )
         if self._process != os.getpid() and not self._over.done():

@@ -161,12 +161,12 @@ def _ascend(cluster: Cluster, device: Device, master_port: int) -> dict[str, str
         "RANK_ID": str(device.rank),
         "RANK_SIZE": str(cluster.world_size),
         "DEVICE_ID": number,
+        "RANK_START": str(cluster.node.devices[0].rank),
     }
     if not cluster.physical_device_id:
         names["ASCEND_DEVICE_ID"] = number
     if cluster.rank_table is not None:
         names["RANK_TABLE_FILE"] = str(cluster.rank_table)
-        names["RANK_START"] = str(cluster.node.devices[0].rank)
     return names
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from davincirunsdk.leftovers.proc import open_handle, send
+from davincirunsdk.leftovers.proc import open_handle, send, since_boot
 from davincirunsdk.leftovers.stop_order import Order
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Ending:
         number: The signal that they are told by.
         told: Keys of processes that somebody else has told already.
         note: Takes the keys of those that are told here, for whoever may have to go on with it.
+        began: Clock tick since boot at which the end began, None for now.
 
     Attributes:
         refused: Processes that may not be signalled, by key.
@@ -68,6 +69,7 @@ class Ending:
         number: int = signal.SIGTERM,
         told: Collection[tuple[int, int]] = (),
         note: Callable[[Collection[tuple[int, int]]], object] = len,
+        began: int | None = None,
     ) -> None:
         self.refused: dict[tuple[int, int], MarkedProcess] = {}
         self.left: tuple[MarkedProcess, ...] = ()
@@ -77,6 +79,7 @@ class Ending:
         self._number = number
         self._told = set(told)
         self._note = note
+        self._began = since_boot() if began is None else began
         self._filters: set[tuple[int, int]] = set()
         self._half = math.inf
         self._busy = threading.Lock()
@@ -105,14 +108,18 @@ class Ending:
     def stop(self) -> None:
         """Tell everybody in order; returns when no worker runs, or at the deadline.
 
-        A last look before the deadline finds descendants by their parents while those live.
+        A last look before the deadline finds descendants by their parents while those live. A shell
+        may have died of the signal before the first look: its child is told even then.
         """
         with self._busy:
             while True:
                 living = self._tree.find(self._tops())
-                if time.monotonic() >= self._deadline() or not self._have_tops(living):
+                if time.monotonic() >= self._deadline():
                     return
-                self._wait(living, self._tell(living))
+                until = self._tell(living)
+                if not self._have_tops(living):
+                    return
+                self._wait(living, until)
 
     def end(self) -> tuple[MarkedProcess, ...]:
         """End whatever of the job is still there.
@@ -169,6 +176,7 @@ class Ending:
             half_over=now >= self._half,
             filters=self._filters,
             number=self._number,
+            began=self._began,
         )
         self._filters |= set(order.filters)
         looks = [limit] if now >= self._half else [limit, self._half]

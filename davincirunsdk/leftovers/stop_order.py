@@ -15,6 +15,7 @@ Nothing here looks or signals; `Ending` does.
 
 from __future__ import annotations
 
+import math
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,6 +66,7 @@ class Order:
         half_over: Half the grace period is over.
         filters: Keys of processes that an earlier look showed as filters.
         number: The signal that they are told by.
+        began: Clock tick since boot at which the stop began: what a trap starts is not told with its shell.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class Order:
         half_over: bool = False,
         filters: Collection[tuple[int, int]] = (),
         number: int = signal.SIGTERM,
+        began: float = math.inf,
     ) -> None:
+        self._began = began
         self._seen = seen
         self._told = told
         self._half_over = half_over
@@ -141,7 +145,8 @@ class Order:
         in_background = below.signals is None or (
             below.signals.ignores(signal.SIGINT) and below.signals.ignores(signal.SIGQUIT)
         )
-        return above.process.command in _SHELLS and not in_background
+        of_trap = below.process.started >= self._began
+        return above.process.command in _SHELLS and not in_background and not of_trap
 
     def _passes_on(self, pid: int, child: Seen) -> bool:
         above = self._seen.get(pid)

@@ -165,6 +165,7 @@ class Attempt:
         self._failed: list[Worker] = []
         self._cause: Cause | None = None
         self._stop_began: float | None = None
+        self._stop_tick: int | None = None
         self._stop_ordered = False
         self._stop_wanted: float | None = None
         self._deadline = math.inf
@@ -375,8 +376,6 @@ class Attempt:
                 else "does not end after SIGKILL: it is stuck in the kernel"
             )
             self._warn(f"{process.command}, pid {process.pid}, outlived its worker and {why}")
-        # A worker that got our stop signal may take its time with its helpers: only those of a job
-        # that ended by itself are worth a word.
         self._leftovers = tuple(Leftover(pid=process.pid, command=process.command) for process in found)
         for process in found:
             self._emit(
@@ -387,10 +386,14 @@ class Attempt:
                     detail=f"{process.command} outlived its worker and was ended",
                 )
             )
-        if found:
+        # A worker that got our stop signal may take its time with its helpers: only those of a job
+        # that ended by itself are worth a word.
+        if found and not self.is_stopping:
             logger.warning(
-                "%d processes outlived their workers and were ended: %s",
-                len(found),
+                "%s and had to be ended: %s",
+                "1 process outlived its worker"
+                if len(found) == 1
+                else f"{len(found)} processes outlived their workers",
                 ", ".join(f"{process.pid} ({process.command})" for process in found[:8]),
             )
 
@@ -601,6 +604,7 @@ class Attempt:
         if self._deadline == math.inf:
             self._deadline = limit
             self._stop_began = time.time()
+            self._stop_tick = since_boot()
             running = self._running()
             for worker in running:
                 if isinstance(cause, WorkerFailed) and is_traceback_open(worker.pump.tail(_WORDS)):
@@ -777,6 +781,7 @@ class Attempt:
                 deadline=self._until_deadline,
                 number=self._stop_signal,
                 note=lambda keys: guardian.note_told(self._mark, keys),
+                began=self._stop_tick,
             )
         return self._known_ending
 

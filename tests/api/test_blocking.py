@@ -199,6 +199,30 @@ def test_a_script_that_ends_waits_for_a_forgotten_job(job: int, script: int, job
     assert "Exception ignored" not in done.stderr
 
 
+FORGETS_TWO = """
+import sys, time
+from davincirunsdk import start_distributed_train
+for name, code in ("first", sys.argv[1]), ("second", sys.argv[2]):
+    job = start_distributed_train(["sh", "-c", f"exit {code}"], nproc_per_node=1, name=name)
+    while job.state == "RUNNING" or job.state == "STOPPING":
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (4, 0, 4), (0, 5, 5), (4, 5, 5)])
+def test_a_forgotten_job_that_had_failed_is_reported(
+    first: int, second: int, code: int, job_folder: Path
+) -> None:
+    """Whether it fails before the script ends or after it makes no difference."""
+    (job_folder / "script.py").write_text(FORGETS_TWO)
+    done = subprocess.run(
+        [PY, "script.py", str(first), str(second)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == code
+    assert ("job first failed" in done.stderr) is bool(first)
+    assert ("job second failed" in done.stderr) is bool(second)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_waiting_at_the_end_can_be_stopped(number: signal.Signals, code: int, job_folder: Path) -> None:
     """The signal stops the job with its grace period: a checkpoint is written, no noise, nothing left."""
@@ -343,3 +367,10 @@ def test_unknown_names_are_refused() -> None:
     """A name that the package does not have is an AttributeError."""
     with pytest.raises(AttributeError, match="no_such_name"):
         davincirunsdk.no_such_name  # noqa: B018 - that is the point
+
+
+@pytest.mark.parametrize("given", [None, "job", 0])
+def test_waiting_for_what_is_no_manager(given: object) -> None:
+    """The error says what is expected."""
+    with pytest.raises(TypeError, match="start_distributed_train"):
+        wait_distributed_train(given)  # type: ignore[arg-type] # the fault in question

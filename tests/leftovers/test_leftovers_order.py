@@ -62,6 +62,15 @@ def test_the_top_first_then_what_is_below() -> None:
     assert due(rank, helper, below, told=(1,), half_over=True) == {2, 3}
 
 
+def test_what_a_trap_starts_is_not_told_with_its_shell() -> None:
+    """`trap 'cp checkpoint /obs' TERM`: the copy would die of the signal that it is made for."""
+    shell = one(1, command="bash", signals=CATCHES, waits=True)
+    rank, copy = one(2, 1, signals=CATCHES), one(9, 1)
+    seen = {each.process.pid: each for each in (shell, rank, copy)}
+    assert {process.pid for process in Order(seen, began=5).due()} == {1, 2}
+    assert {process.pid for process in Order(seen, began=5, half_over=True).due()} == {1, 2, 9}
+
+
 @pytest.mark.parametrize("signals", [DEFAULT, DEAF])
 def test_who_only_waits_is_told_together_with_its_child(signals: Disposition) -> None:
     """A shell, conda run, numactl: its child is the rank, and that one's helpers come later."""

@@ -176,3 +176,41 @@ def test_the_command(numbers: list[int], job_folder: Path) -> None:
     mark = os.environ["PYTEST_OF_DAVINCIRUN"]
     wait_until(lambda: not marked_processes("PYTEST_OF_DAVINCIRUN", mark), limit, "nothing is left")
     savers.assert_saved()
+
+
+SAVES = """
+import signal, sys, time
+def save(*_): print('saved', flush=True); sys.exit()
+signal.signal(15, save); print('ready', flush=True)
+while True: time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("words", ["{}; true", "{} | cat"])
+async def test_a_shell_that_dies_at_once_leaves_its_child_to_be_told_at_once(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its child is a part of the stop, not a stray that is left alone for a while and then told of."""
+    monkeypatch.setattr("davincirunsdk.leftovers.ending._SETTLING", 30.0)
+    (tmp_path / "child.py").write_text(SAVES)
+    command = ["sh", "-c", words.format(f"{sys.executable} {tmp_path}/child.py")]
+    async with FMKManager(command, log_dir=tmp_path, nproc_per_node=1, grace_period=60.0) as manager:
+        async with manager.logs() as lines:
+            async for line in lines:
+                assert line.text == "ready"
+                break
+        await asyncio.wait_for(manager.stop(), 20)
+    assert "saved" in manager.workers[0].log_path.read_text()
+    assert "outlived" not in caplog.text
+
+
+async def test_what_a_trap_runs_may_finish(tmp_path: Path) -> None:
+    """A shell that saves in its trap gets the time for it."""
+    script = "trap 'sleep 0.6 && echo copied; exit' TERM; echo ready; sleep 60 & wait"
+    async with FMKManager(["bash", "-c", script], log_dir=tmp_path, nproc_per_node=1) as manager:
+        async with manager.logs() as lines:
+            async for line in lines:
+                assert line.text == "ready"
+                break
+        await manager.stop()
+    assert "copied" in manager.workers[0].log_path.read_text()
