@@ -35,8 +35,8 @@ _OUT = click.option(
 def main() -> None:
     """Check, show, convert, make and merge HCCL rank tables of every form.
 
-    A FILE of '-' is standard input. Exit code: 0 well, 1 faults found, 2 usage, 3 cannot read or
-    write.
+    A FILE of '-' is standard input. Exit code: 0 all is well, 1 faults found, 2 wrong usage, 3 cannot read
+    or write.
     """
 
 
@@ -58,7 +58,10 @@ def check_files(files: tuple[str, ...]) -> None:
 @main.command("show")
 @click.argument("file", metavar="FILE")
 def show_file(file: str) -> None:
-    """Show the nodes, devices and ranks of FILE, then what is wrong or odd."""
+    """Show the nodes, devices and ranks of FILE.
+
+    Below them stands what is wrong or odd.
+    """
     table, findings = examine(_read(file))
     if table is not None and table.servers:
         click.echo(f"{file}: {_summary(table)}")
@@ -73,7 +76,10 @@ def show_file(file: str) -> None:
 @click.argument("file", metavar="FILE")
 @_OUT
 def convert_file(file: str, output: str) -> None:
-    """Write FILE as HCCL reads it: v0.1 and lab mode become v1.0, others keep their version."""
+    """Write FILE in the form that HCCL reads.
+
+    v0.1 and lab mode become v1.0, others keep their version.
+    """
     _write(_parse(file), output)
 
 
@@ -91,7 +97,10 @@ def convert_file(file: str, output: str) -> None:
 )
 @_OUT
 def make_table(devices: str, server_id: str | None, root: Path, output: str) -> None:
-    """Make the table of this host from its device files, hccn_tool and /etc/hccn.conf."""
+    """Make the table of this host.
+
+    It comes from device files, hccn_tool and /etc/hccn.conf.
+    """
     try:
         numbers = tuple(_numbers(devices))
     except ValueError:
@@ -110,7 +119,9 @@ def make_table(devices: str, server_id: str | None, root: Path, output: str) -> 
 @click.option("--keep-order", is_flag=True, help="Rank servers in the order of FILE..., not of their ids.")
 @_OUT
 def merge_files(files: tuple[str, ...], keep_order: bool, output: str) -> None:
-    """Join the tables of several hosts into one, ranks numbered anew.
+    """Join the tables of several hosts into one.
+
+    Ranks are numbered anew.
 
     The servers are ranked in text order of their ids, so that every host gets the same result
     whatever the order of FILE....
