@@ -63,6 +63,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+_LONG = frozenset(
+    "test_diagnosis_corpus test_diagnosis_real test_leftovers_saving test_meet_jobs test_stall test_restarts"
+    " test_loop_health test_demo test_logs_streams".split()
+)
+"""Modules whose tests take minutes together: what they hold does not depend on Python's version."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the longest tests."""
+    for item in items:
+        if item.path.stem in _LONG:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process started in a test lives on after it, no descriptor and no thread of ours stays."""
