@@ -164,6 +164,7 @@ class WorkerSpec:
         env: The whole environment.
         work_dir: Folder it runs in.
         log_path: File for its output.
+        terminal: It has the user's terminal.
         auxiliary: True for a process that serves the ranks and is none itself.
     """
 
@@ -177,4 +178,5 @@ class WorkerSpec:
     log_path: Path
     npu_id: int = -1
     cpus: frozenset[int] | None = None
+    terminal: bool = False
     auxiliary: bool = False

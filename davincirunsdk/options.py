@@ -15,7 +15,7 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
@@ -83,6 +83,7 @@ class NodeKeywords(JobKeywords, total=False):
     master_addr: str | None
     ignore_platform: bool
     devices: str | None
+    debug: int | None
     wait_devices: float | None
     meet: MeetChoice
     meet_port: int | None
@@ -487,6 +488,8 @@ class JobOptions(Wish):
             may still be held.
         lost_after: Seconds without a sign of another node after which it counts as lost, and after
             which a node that was cut off ends its workers; at least 1. Ray has its own.
+        debug: A rank that has this process's terminal, so that `breakpoint()` and Ctrl-C work in it; the
+            others are not shown, and there is no time limit, nor one for stalls and stragglers.
         meet: Whether launchers that were started apart, one on each node, meet at node 0 to end the job
             as one: `auto` where they can, `off`, or `require`, without which the job fails.
         meet_port: Port of node 0 for it; by default the one after the rendezvous port.
@@ -533,6 +536,7 @@ class JobOptions(Wish):
     max_restarts: int = option(0, number(0))
     restart_delay: float = option(10.0, seconds)
     lost_after: float = option(30.0, _silence)
+    debug: int | None = option(None, number(0))
     meet: MeetChoice = option("auto", one_of(("auto", "off", "require")))
     meet_port: int | None = option(None, number(1, 65535))
     meet_timeout: float = option(600.0, seconds)
@@ -581,7 +585,26 @@ class JobOptions(Wish):
             **_checked(cls, rest),
         )
         options._refuse_contradictions()
-        return options
+        return options if options.debug is None else options._without_limits()
+
+    def _without_limits(self) -> JobOptions:
+        """Leave out what a person at a debugger would run into."""
+        from davincirunsdk.supervision import terminal
+
+        if not terminal.is_there():
+            raise ValueError(
+                f"debug is {self.debug}: standard input and output are not both a terminal to give it"
+            )
+        return replace(
+            self,
+            timeout=None,
+            warn_signal=None,
+            warn_before=None,
+            stall_timeout=None,
+            on_stall="stop",
+            straggler_timeout=None,
+            display=replace(self.display, echo="none", live=False),
+        )
 
     def _refuse_contradictions(self) -> None:
         if self.on_stall == "restart" and not self.max_restarts:

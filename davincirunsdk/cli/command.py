@@ -29,6 +29,7 @@ from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.manifests.command import manifest_kind, print_manifest
 from davincirunsdk.options import JobOptions, NodeKeywords, absolute
+from davincirunsdk.supervision import terminal
 from davincirunsdk.supervision.placeholders import differs
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR
 
@@ -45,7 +46,15 @@ _DESCRIPTORS = 1 << 16
 """Files that we want to be able to open; programs that go through all they might have open bear so many."""
 
 _OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
-_ONE_NODE = ("rank_table", "rank_table_timeout", "node_rank", "master_addr", "devices", "wait_devices")
+_ONE_NODE = (
+    "rank_table",
+    "rank_table_timeout",
+    "node_rank",
+    "master_addr",
+    "devices",
+    "wait_devices",
+    "debug",
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -122,6 +131,10 @@ def _command(
             options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
             run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period, started=started)
             notify = None if quiet else words.say
+            if options.debug is not None:
+                words.say(
+                    f"rank {options.debug} has the terminal, Ctrl-C too; `davincirunctl stop` stops the job"
+                )
             job, reap = _job(options, engine, context, notify, run)
         except (RankTableError, PlatformError):
             raise
@@ -144,6 +157,8 @@ def _command(
         words.say("an error of davincirun itself: please report it with the lines above")
         return INTERNAL_ERROR
     finally:
+        if others["debug"] is not None:
+            terminal.restore()
         words.close(_LAST_WORDS)
 
 

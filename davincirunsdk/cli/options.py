@@ -420,6 +420,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         FAILURE,
+        "--debug",
+        type=WHOLE,
+        metavar="RANK",
+        help="Give RANK the terminal: breakpoint(), pdb and Ctrl-C work in it; no time limits.",
+    ),
+    _option(
+        FAILURE,
         "--stop-signal",
         metavar="NAME",
         help="Signal that asks workers to end; INT suits scripts that save on KeyboardInterrupt.  "

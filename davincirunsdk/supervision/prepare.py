@@ -153,6 +153,11 @@ def prepare(
         PlatformError: A folder cannot be made, the port is taken, or /proc is not there.
     """
     _check_proc()
+    ranks = [device.rank for device in cluster.node.devices]
+    if options.debug is not None and options.debug not in ranks:
+        raise PlatformError(
+            f"debug names rank {options.debug}: expected one of this node's, {ranks[0]} to {ranks[-1]}"
+        )
     log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
     attempt = options.driven_attempt or 0
     for one in dict.fromkeys(_own(options, cluster, device, attempt) for device in cluster.node.devices):
@@ -302,6 +307,7 @@ def _specs(
                 env=environment,
                 work_dir=own.work_dir,
                 log_path=path,
+                terminal=device.rank == options.debug,
             )
         )
     if with_scheduler:

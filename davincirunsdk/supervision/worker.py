@@ -31,7 +31,7 @@ from davincirunsdk.supervision.messages import Exited, Message, Nudge, PumpEnded
 from davincirunsdk.types import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from davincirunsdk.cluster import WorkerSpec
@@ -45,11 +45,15 @@ _CLEAN_START = (
     "    try: signal.signal(number, signal.SIG_DFL)\n"
     "    except OSError: pass\n"
     "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
+    "if os.isatty(0):\n"
+    "    import fcntl, termios\n"
+    "    fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     "try: os.execvp(command[0], command)\n"
     "except OSError as error: os.write(int(trouble), b'%d' % error.errno)\n"
 )
-"""Runs a command with default signals, which `subprocess` cannot; its first argument is a pipe that closes
-when the command runs, or takes the number of the error why it cannot."""
+"""Runs a command with default signals, which `subprocess` cannot, and with the terminal at its standard
+input as its own; its first argument is a pipe that closes when the command runs, or takes the number of
+the error why it cannot."""
 
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_EXIT = 1 << 3
@@ -377,7 +381,7 @@ class _Start:
 
 
 def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int | None]:
-    if not (sys.executable and _signals_are_odd()):
+    if not (sys.executable and (spec.terminal or _signals_are_odd())):
         process = _start(spec, spec.command, output)
         return process, _open_handle(process.pid)
     source, trouble = os.pipe()
@@ -395,12 +399,12 @@ def _spawn(spec: WorkerSpec, output: int) -> tuple[subprocess.Popen[bytes], int 
 
 
 def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: int) -> subprocess.Popen[bytes]:
-    with _bound_to(spec.cpus):
+    with _bound_to(spec.cpus), _streams(spec, output) as (stdin, stdout):
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stdout,
             cwd=spec.work_dir,
             env=spec.env,
             start_new_session=True,
@@ -408,6 +412,18 @@ def _start(spec: WorkerSpec, command: Sequence[str], output: int, *inherited: in
         )
     mark.put_on(process.pid, spec.env.get(mark.JOB_MARK, ""))
     return process
+
+
+@contextlib.contextmanager
+def _streams(spec: WorkerSpec, output: int) -> Iterator[tuple[int, int]]:
+    """Give standard input and output of a worker that is started inside."""
+    if not spec.terminal:
+        yield subprocess.DEVNULL, output
+        return
+    from davincirunsdk.supervision import terminal
+
+    with terminal.given(output) as stream:
+        yield stream, stream
 
 
 def _bound_to(cpus: frozenset[int] | None) -> AbstractContextManager[None]:
