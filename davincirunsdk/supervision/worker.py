@@ -138,11 +138,12 @@ class Worker:
             return
         self.exit_code = self._peek()
         self.ended, self.ended_at, self.exit_tick = time.time(), time.monotonic(), since_boot()
-        guardian.note_exit(self.pid)
         self.running = False
         self._post(Exited(worker=self))
         # Until it is reaped, the number of its group stays taken: whoever deals with its end may signal it.
         await self._waits.until_any(self._dealt_with)
+        # Only now: the guardians that this wakes would take the processors from the siblings that are told.
+        guardian.note_exit(self.pid)
         self._reap()
 
     async def carry(self, output: asyncio.Future[None]) -> None:
