@@ -209,6 +209,10 @@ class Simulated:
     async def open(self) -> Sequence[NodeHandle]:
         return self.nodes
 
+    async def until_lost(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
     async def close(self) -> None:
         return
 

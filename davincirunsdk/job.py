@@ -51,6 +51,10 @@ logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _ALIVE = frozenset({WorkerState.RUNNING, WorkerState.STOPPING})
 
+_MOST_HOSTS = 8
+_MOST_PATTERNS = 4
+"""Places of log files that the line at the start names."""
+
 T = TypeVar("T")
 
 
@@ -88,6 +92,10 @@ class Job(Protocol):
     @property
     def auxiliaries(self) -> tuple[WorkerStatus, ...]:
         """Processes that serve the workers and are not ranks."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Host names of the nodes of which this job starts the workers; () where it is this host alone."""
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -187,6 +195,9 @@ class JobBody(ABC):
     def _reach_time_limit(self, limit: TimeLimit) -> None:
         """Stop the running workers: the job's time is over."""
 
+    async def _give_back(self, waits: Patience) -> None:  # noqa: B027 # this host needs nothing back
+        """Give back what the job ran on; last, for all is told and written by then."""
+
     def _fault_is_told(self, error: Exception) -> bool:
         """Tell whether events and log have this error of our own already."""
         return False
@@ -208,6 +219,11 @@ class JobBody(ABC):
     @abstractmethod
     def auxiliaries(self) -> tuple[WorkerStatus, ...]:
         """Processes that serve the workers and are not ranks, such as MindSpore's scheduler."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Host names of the nodes of which this job starts the workers; () where it is this host alone."""
+        return ()
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -463,7 +479,13 @@ class JobBody(ABC):
         if self._options.metrics is not None:
             metrics = asyncio.ensure_future(self._keep_metrics())
         limits = self._set_limits()
-        for step in (self._run, self._conclude, self._channels.close, self._write_documents):
+        for step in (
+            self._run,
+            self._conclude,
+            self._channels.close,
+            self._write_documents,
+            self._give_back,
+        ):
             try:
                 await step(waits)
             except asyncio.CancelledError as error:
@@ -708,10 +730,35 @@ class JobBody(ABC):
 def start_line(job: Job) -> str:
     """Say how many workers of which ranks run, and where their logs are."""
     workers = job.workers
-    pattern = workers[0].log_path
-    if len(workers) > 1:
-        pattern = pattern.with_name(f"{job.job_id}-proc-rank-*.txt")
-    return f"{count(len(workers), 'worker')}, {ranks([one.rank for one in workers])}; logs: {pattern}"
+    where = "".join(f"; logs: {pattern}{of}" for pattern, of in _log_patterns(job))
+    return f"{count(len(workers), 'worker')}, {ranks([one.rank for one in workers])}{where}"
+
+
+def _log_patterns(job: Job) -> list[tuple[Path, str]]:
+    """Where the log files are, for each place by which they differ, and of which ranks."""
+    found: dict[Path, list[WorkerStatus]] = {}
+    for worker in job.workers:
+        # Not the job's own name: of two jobs of one name at once the second one's files are numbered.
+        head, mark, _ = worker.log_path.name.partition("-proc-rank-")
+        found.setdefault(worker.log_path.with_name(f"{head}{mark}*.txt"), []).append(worker)
+    if len(job.workers) == 1:
+        return [(job.workers[0].log_path, "")]
+    hosts = job.nodes
+    if len(found) == 1:
+        return [(pattern, f" on {_listed(hosts)}" if hosts else "") for pattern in found]
+    per_node = max(1, len(job.workers) // max(1, len(hosts)))
+    lines = []
+    for pattern, of in list(found.items())[:_MOST_PATTERNS]:
+        there = hosts and [hosts[min(one.rank // per_node, len(hosts) - 1)] for one in of]
+        on = f", on {_listed(there)}" if there else ""
+        lines.append((pattern, f" ({ranks([one.rank for one in of])}{on})"))
+    return lines
+
+
+def _listed(hosts: Iterable[str]) -> str:
+    names = list(dict.fromkeys(hosts))
+    more = f" and {len(names) - _MOST_HOSTS} more" if len(names) > _MOST_HOSTS else ""
+    return f"{', '.join(names[:_MOST_HOSTS])}{more}"
 
 
 def log_notice(text: str) -> None:

@@ -45,6 +45,7 @@ _LAST_WORDS = 2.0
 _DESCRIPTORS = 1 << 16
 """Files that we want to be able to open; programs that go through all they might have open bear so many."""
 
+_OF_RAY = ("resource", "placement_timeout")
 _OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
 _ONE_NODE = (
     "rank_table",
@@ -188,7 +189,7 @@ def _job(
 
         # At SIGTERM, which we expect, Ray would print a stack as at a crash.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-        of_ray = {"resource": context.params["resource"]}
+        of_ray = {name: context.params[name] for name in _OF_RAY if context.params[name] is not None}
         return ray.manager_of(options, collect="none", notify=notify, on_event=run.on_event, **of_ray), None
     from davincirunsdk.engines import ssh
 
@@ -230,7 +231,7 @@ def _refuse_without_effect(context: click.Context, engine: str | None) -> None:
     Raises:
         ValueError: Such an option was given, or what says where to run was not.
     """
-    for names, needed in ((_OF_SSH, "ssh"), (("resource",), "ray")):
+    for names, needed in ((_OF_SSH, "ssh"), (_OF_RAY, "ray")):
         for name in names:
             if engine != needed and _given(context, name):
                 also = " or --manifest" if name == "resource" else ""

@@ -529,6 +529,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         CLUSTERS,
+        "--placement-timeout",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="With --engine ray: how long to wait for nodes that are free.  [default: 300]",
+    ),
+    _option(
+        CLUSTERS,
         "--resource",
         default="NPU",
         type=click.Choice(["NPU", "CPU"]),

@@ -155,8 +155,10 @@ class Run:
             workers = count(len(result.workers), "worker")
             self._say(f"{workers} succeeded in {result.ended - result.started:.1f} s")
         if result.lost_log_bytes:
+            short = [worker.rank for worker in result.workers if worker.lost_bytes]
+            of = f" of {ranks(short)}" if short else ""
             self._words.say(
-                f"warning: {result.lost_log_bytes} bytes of output could not be written to log files"
+                f"warning: {result.lost_log_bytes} bytes of output could not be written to log files{of}"
             )
 
 

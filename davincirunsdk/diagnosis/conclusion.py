@@ -173,6 +173,8 @@ def _node_lost(evidence: Evidence, failed: Sequence[Account]) -> _Found | None:
         return None
     lost = evidence.lost[0]
     ranks = compact(lost.ranks)
+    if lost.node_rank < 0:
+        return Verdict.NODE_LOST, (), Words(en=f"Sure: {lost.reason}", zh=f"确定：{lost.reason}")
     why = Words(
         en=f"Sure: node {lost.node_rank} ({lost.node}) with ranks {ranks} was lost: {lost.reason}",
         zh=f"确定：节点 {lost.node_rank}（{lost.node}，rank {ranks}）失联：{lost.reason}",

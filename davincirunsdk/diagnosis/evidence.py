@@ -102,7 +102,7 @@ class LostNode:
     """A node that nobody hears of any more.
 
     Attributes:
-        node_rank: Its place in the job.
+        node_rank: Its place in the job; -1 for what all nodes need, such as the head of a cluster.
         node: Its name.
         ranks: The ranks that were there.
         reason: What is known, in words.

@@ -134,12 +134,18 @@ def _root_cause(
         log_path=evidence.log_dir,
         tail=(),
         reason=_loss(lost) if lost is not None else conclusion.why.text(evidence.lang),
-        name=f"node {lost.node_rank}" if lost is not None else "nobody",
+        name=_name(lost),
     )
 
 
+def _name(lost: LostNode | None) -> str:
+    if lost is None:
+        return "nobody"
+    return f"node {lost.node_rank}" if lost.node_rank >= 0 else lost.node
+
+
 def _loss(lost: LostNode) -> str:
-    if not lost.ranks:
+    if not lost.ranks or lost.node_rank < 0:
         return lost.reason
     several = len(lost.ranks) > 1
     were = f"rank{'s' * several} {compact(lost.ranks)} {'were' if several else 'was'} there"

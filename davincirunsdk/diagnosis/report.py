@@ -150,6 +150,8 @@ class _Writer:
             return self.said(f"job {job} {words[verdict][0]}", f"作业 {job} {words[verdict][1]}")
         if verdict is Verdict.NODE_LOST:
             lost = self.evidence.lost[0]
+            if lost.node_rank < 0:
+                return self.said(f"job {job} failed: the cluster was lost", f"作业 {job} 失败：集群失联")
             return self.said(
                 f"job {job} failed: node {lost.node_rank} is the root cause, lost with all its workers",
                 f"作业 {job} 失败：节点 {lost.node_rank} 是根因，连同其全部进程失联",

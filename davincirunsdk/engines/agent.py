@@ -51,6 +51,8 @@ class NodeAgent:
         self._manager: FMKManager | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop_wanted = False
+        self._hurry = False
+        self._fault: Exception | None = None
         self._departing = ""
         self._no_entry = ""
         self._outbox = _Outbox()
@@ -76,7 +78,8 @@ class NodeAgent:
         Returns:
             The workers, or the error for which none was started.
         """
-        self._manager, self._stop_wanted, self._outbox = None, False, _Outbox()
+        self._manager, self._outbox = None, _Outbox()
+        self._stop_wanted = self._hurry = False
         started: asyncio.Future[NodeStarted] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(plan, table, started), name="davincirun-agent")
         return await started
@@ -85,6 +88,8 @@ class NodeAgent:
         """Wait for news and tell them; called by the driver until a report holds the result."""
         outbox = self._outbox
         await _within(_IDLE, outbox.news)
+        if self._fault is not None:
+            raise self._fault
         if outbox.news.is_set():
             await _within(_BATCH, outbox.urgent)
         report = outbox.take(self._departing)
@@ -94,6 +99,7 @@ class NodeAgent:
 
     async def stop(self, now: bool = False) -> None:
         """Begin to stop the workers: SIGTERM and the grace period, or SIGKILL at once."""
+        self._hurry = self._hurry or now
         self._stop_wanted = True
         if self._manager is not None:
             self._manager.stop(now=now)
@@ -196,7 +202,7 @@ class NodeAgent:
             async with manager:
                 self._manager = manager
                 if self._stop_wanted:
-                    manager.stop()
+                    manager.stop(now=self._hurry)
                 resolve(started, NodeStarted(workers=manager.workers, auxiliaries=manager.auxiliaries))
                 readers = [
                     asyncio.create_task(self._read_events(manager)),
@@ -211,6 +217,12 @@ class NodeAgent:
             resolve(started, NodeStarted(error=error))
         except OSError as error:
             resolve(started, NodeStarted(error=PlatformError(f"the rank table cannot be written: {error}")))
+        except Exception as error:
+            # The driver has to hear of a fault of ours: it waits for an answer, or for reports.
+            if started.done():
+                self._fault = error
+            else:
+                started.set_exception(error)
         finally:
             if folder is not None:
                 await in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -53,6 +53,12 @@ _OUTPUT_BYTES = 64 << 20
 _LEAST_OUTPUT = 64 << 10
 _MOST_OUTPUT = 1 << 20
 
+_MOST_WARNINGS = 32
+"""Warnings of nodes that are said: what one of a thousand nodes warns of, all others may, too."""
+
+_OTHERS = 2.0
+"""Seconds for the answers of all nodes when one of them is lost before the start."""
+
 _SLACK = 15.0
 """Seconds after the grace period in which a node has to say that its workers are gone."""
 
@@ -137,6 +143,8 @@ class NodesManager(JobBody):
         self._stopping = False
         self._limit: TimeLimit | Stalled | Straggling | None = None
         self._straggler_timer: asyncio.TimerHandle | None = None
+        self._engine_lost = ""
+        self._passed_on = 0
         self._restarts = Restarts(self._options, nnodes=1, requeued=requeued(os.environ))
         self._pausing: asyncio.Future[None] | None = None
         self._stopped_in_pause = False
@@ -175,29 +183,30 @@ class NodesManager(JobBody):
             self._errand(partial(member.handle.signal, number))
 
     async def _prepare(self) -> None:
+        # Before the run begins: a stop may come in between.
+        self._overdue = asyncio.get_running_loop().create_future()
         handles = await self._placement.open()
         try:
             await self._plan(handles)
             self._channels.open_display(self._options.display, self._names(), self._snapshot)
             await self._open_event_log()
         except BaseException:
-            await self._close_placement()
+            waits = Patience(lambda: None)
+            with shield():
+                await self._give_back(waits)
+            waits.settle()
             raise
 
-    async def _close_placement(self) -> None:
-        waits = Patience(lambda: None)
-        with shield():
+    async def _give_back(self, waits: Patience) -> None:
+        try:
             await waits.wait(asyncio.ensure_future(self._placement.close()))
-        waits.settle()
+        except Exception as error:
+            # How the job ended, or why it did not begin, is known and stays so.
+            logger.warning("the nodes could not be given back: %s: %s", type(error).__name__, error)
 
     async def _plan(self, handles: Sequence[NodeHandle]) -> None:
         """Ask all nodes what they have, and settle who is which node and where they meet."""
-        try:
-            facts = await asyncio.gather(
-                *(handle.inspect(self._options.nproc_per_node) for handle in handles)
-            )
-        except NodeLostError as error:
-            raise PlatformError(f"a node was lost before the job began: {error}; start it again") from None
+        facts = await self._inspect(handles)
         self._table, order = await in_thread(table_of, facts)
         members = [Member(handle=handles[place], facts=facts[place]) for place in order]
         per_node = _workers_per_node([member.facts for member in members], self._options.nproc_per_node)
@@ -233,6 +242,31 @@ class NodesManager(JobBody):
                 "no addresses of NPUs were found: without a rank table workers meet at node 0's address"
             )
 
+    async def _inspect(self, handles: Sequence[NodeHandle]) -> list[NodeFacts]:
+        """Ask all nodes what they have.
+
+        Raises:
+            PlatformError: Some are lost, or have not what was asked for; says which.
+        """
+        calls = [asyncio.ensure_future(one.inspect(self._options.nproc_per_node)) for one in handles]
+        try:
+            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if any(call.done() and call.exception() is not None for call in calls):
+                # What is wrong with one node is often wrong with others.
+                await asyncio.wait(calls, timeout=_OTHERS)
+            errors = [error for call in calls if call.done() and (error := call.exception()) is not None]
+            lost = [error for error in errors if isinstance(error, NodeLostError)]
+            if lost and len(lost) == len(errors):
+                listed = "; ".join(dict.fromkeys(map(str, lost)))
+                were = "a node was" if len(lost) == 1 else f"{len(lost)} nodes were"
+                raise PlatformError(f"{were} lost before the job began: {listed}")
+            if errors:
+                raise next(error for error in errors if error not in lost)
+            return [call.result() for call in calls]
+        finally:
+            for call in calls:
+                call.cancel()
+
     def _wanted_ranks(self) -> frozenset[int] | None:
         """Tell whose output the nodes have to send; None means all."""
         shown = self._options.display.ranks
@@ -240,17 +274,24 @@ class NodesManager(JobBody):
 
     async def _run(self, waits: Patience) -> None:
         loop = asyncio.get_running_loop()
+        watch = loop.create_task(self._watch_engine(), name="davincirun-engine")
         try:
             while True:
-                self._overdue = loop.create_future()
                 self._restarts.begin()
                 await self._start_all(waits)
                 if not await self._may_try_again(waits):
                     break
         finally:
-            await waits.wait(asyncio.ensure_future(self._placement.close()))
+            watch.cancel()
         if self._failed_start is not None:
             raise self._failed_start
+
+    async def _watch_engine(self) -> None:
+        """End the job in good time when what all its nodes need is lost."""
+        self._engine_lost = await self._placement.until_lost()
+        logger.warning("%s", self._engine_lost)
+        self._emit(Event(kind="warning", time=time.time(), detail=self._engine_lost))
+        self._begin_stop(reason=self._engine_lost)
 
     async def _start_all(self, waits: Patience) -> None:
         """Start the workers of all nodes and see them to their end; another run would be another call."""
@@ -275,7 +316,7 @@ class NodesManager(JobBody):
 
     async def _may_try_again(self, waits: Patience) -> bool:
         """Plan the next attempt on the same nodes after its delay, if there is to be one."""
-        if self._failed_start is not None or self._stop_wanted:
+        if self._failed_start is not None or self._stop_wanted or self._engine_lost:
             return False
         result = await self._judge(waits)
         pause = self._restarts.next(
@@ -309,6 +350,7 @@ class NodesManager(JobBody):
             member.begin_anew(replace(member.plan, options=options))
         self._stopping, self._limit, self._troubled = False, None, []
         self._forget_stragglers()
+        self._overdue = asyncio.get_running_loop().create_future()
         return not self._stop_wanted
 
     def _lost(self) -> NodeLost | None:
@@ -329,19 +371,20 @@ class NodesManager(JobBody):
             if answer.error is not None:
                 self._fail_start(member, answer.error)
                 return
+            member.started = True
             self._unstarted -= 1
             if not self._unstarted:
                 self._tell_started()
             if member.stop_sent:
                 # A stop that overtook the start found nothing to stop.
-                await member.handle.stop(False)
+                await member.handle.stop(member.hurry)
             while not member.ended:
                 self._take(member, await member.handle.report())
         except NodeLostError as error:
             self._lose(member, str(error))
         except Exception as error:
             # A fault of ours on one node must not leave the others alone.
-            logger.exception("the agent on %s failed", member.name)
+            self._note_fault(error)
             self._lose(member, f"{type(error).__name__}: {error}")
 
     def _take(self, member: Member, report: NodeReport) -> None:
@@ -357,6 +400,8 @@ class NodesManager(JobBody):
                 self._fail_fast(member, f"{event.detail} on {member.name}")
             if event.kind == "exited" and event.exit_code == 0 and event.rank is not None:
                 self._give_stragglers_time(event.rank)
+            if event.kind == "warning" and event.rank is None:
+                self._pass_on(f"{member.name}: {event.detail}")
             if event.kind != "finished":
                 about = event.detail if event.rank is not None else f"{member.name}: {event.detail}"
                 self._emit(replace(event, detail=about), member)
@@ -368,6 +413,14 @@ class NodesManager(JobBody):
         if report.departing:
             self._lose(member, report.departing)
         self._tell_the_last()
+
+    def _pass_on(self, text: str) -> None:
+        """Say at once what a node warns of, such as its full disk, which nobody sees there."""
+        self._passed_on += 1
+        if self._passed_on <= _MOST_WARNINGS:
+            logger.warning("%s", text)
+        elif self._passed_on == _MOST_WARNINGS + 1:
+            logger.warning("further warnings of nodes are in the events file only")
 
     def _look_for_stall(self) -> None:
         """The job has stalled when the ranks of no node show progress."""
@@ -430,6 +483,12 @@ class NodesManager(JobBody):
         member.lost = why
         text = f"{member.name} was lost: {why}"
         self._emit(Event(kind="warning", time=time.time(), detail=text), member)
+        if not member.started and self._failed_start is None and self._fault is None:
+            # Without workers of its own in the report, and maybe of none, it would be a report on nothing.
+            self._failed_start = PlatformError(
+                f"{member.name} was lost while its workers were started: {why}; look at that host, "
+                "then start the job again"
+            )
         self._fail_fast(member, f"{member.name} was lost")
 
     def _fail_fast(self, member: Member, reason: str) -> None:
@@ -448,7 +507,7 @@ class NodesManager(JobBody):
             loop.call_later(self._options.grace_period + _SLACK, resolve, self._overdue, None)
         for member in self._living():
             if (now or not member.stop_sent) and member is not but:
-                member.stop_sent = True
+                member.stop_sent, member.hurry = True, now
                 self._errand(partial(member.handle.stop, now))
 
     def _living(self) -> list[Member]:
@@ -479,6 +538,7 @@ class NodesManager(JobBody):
                     began=self._began,
                     lang=choose_language(self._options.lang),
                     limit=self._limit,
+                    engine_lost=self._engine_lost,
                     earlier=self._restarts.earlier,
                 )
             )
@@ -521,11 +581,15 @@ class NodesManager(JobBody):
 
 def _workers_per_node(facts: Sequence[NodeFacts], wanted: int | None) -> int:
     """Settle the number of workers per node, and refuse nodes that do not fit together."""
-    versions = sorted({fact.version for fact in facts} - {__version__})
-    if versions:
+    hosts: dict[str, list[str]] = {}
+    for fact in facts:
+        if fact.version != __version__:
+            hosts.setdefault(fact.version, []).append(fact.host)
+    if hosts:
+        found = "; ".join(f"{version} on {_listed(names)}" for version, names in sorted(hosts.items()))
         raise PlatformError(
-            f"found davincirunsdk {', '.join(versions)} on some nodes and {__version__} here; expected one "
-            "version: install the same on all nodes"
+            f"found davincirunsdk {found}, and {__version__} here; expected one version on all nodes: "
+            f"pip install davincirunsdk=={__version__} there"
         )
     counts = {fact.devices for fact in facts}
     if len(counts) > 1:
@@ -538,3 +602,7 @@ def _workers_per_node(facts: Sequence[NodeFacts], wanted: int | None) -> int:
             "(--nproc-per-node), or look why the nodes have no device files such as /dev/davinci0"
         )
     return count
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

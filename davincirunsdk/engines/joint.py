@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.diagnosis.account import Account
+    from davincirunsdk.diagnosis.evidence import LostNode
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
     from davincirunsdk.supervision.cause import Stalled, Straggling
@@ -115,6 +116,7 @@ def judge(
     began: float,
     lang: str = "en",
     limit: TimeLimit | Stalled | Straggling | None = None,
+    engine_lost: str = "",
     earlier: Sequence[AttemptRecord] = (),
 ) -> RunResult:
     """Join the nodes' results, and judge all ranks by the rules that hold on one node.
@@ -128,6 +130,7 @@ def judge(
         began: Wall-clock second of the job's start.
         lang: Language of the report, `en` or `zh`.
         limit: Why all nodes were told to stop, where that was a limit of the user's.
+        engine_lost: How the engine itself was lost, "" while it was not.
         earlier: The attempts before this one.
 
     Returns:
@@ -142,8 +145,12 @@ def judge(
     leftovers = tuple(leftover for result in results for leftover in result.leftovers)
     log_dir = results[0].log_dir if results else Path("log")
     now = time.time()
+    # Whoever failed before the engine was lost is the cause still.
+    engine = [_engine(members, engine_lost, now)] if engine_lost else []
     report = (
-        None if well else _report(members, troubled, job_id, log_dir, leftovers, now, lang, limit, earlier)
+        None
+        if well
+        else _report(members, troubled, job_id, log_dir, leftovers, now, lang, limit, engine, earlier)
     )
     state = judge_state(report, failed=any(result.failures for result in results))
     return RunResult(
@@ -171,9 +178,11 @@ def _report(
     now: float,
     lang: str,
     limit: TimeLimit | Stalled | Straggling | None,
+    engine: list[LostNode],
     earlier: Sequence[AttemptRecord],
 ) -> FailureReport:
-    from davincirunsdk.diagnosis.evidence import End, Evidence, LostNode
+    from davincirunsdk.diagnosis.evidence import End, Evidence
+    from davincirunsdk.diagnosis.evidence import LostNode as Lost
     from davincirunsdk.diagnosis.judge import judge as judge_evidence
 
     lost = [member for member in members if member.lost and member.result is None]
@@ -181,7 +190,7 @@ def _report(
     if limit is not None:
         end = End.TIME_LIMIT if isinstance(limit, TimeLimit) else End.STALLED
         reason = limit.words
-    elif not troubled and not lost:
+    elif not troubled and not lost and not engine:
         end, reason = End.STOPPED, "stop was asked for"
     elif troubled and (told := _first_report(troubled)) is not None:
         # What the supervisor of that node knows no worker's account says.
@@ -199,15 +208,18 @@ def _report(
             nnodes=len(members),
             # What became of a lost node's workers nobody saw, so the report counts them nowhere.
             accounts=tuple(account for member in members if not member.lost for account in _accounts(member)),
-            lost=tuple(
-                LostNode(
-                    node_rank=member.node_rank,
-                    node=member.facts.host,
-                    ranks=tuple(worker.rank for worker in member.workers),
-                    reason=member.lost,
-                    time=now,
-                )
-                for member in lost
+            lost=(
+                *engine,
+                *(
+                    Lost(
+                        node_rank=member.node_rank,
+                        node=member.facts.host,
+                        ranks=tuple(worker.rank for worker in member.workers),
+                        reason=member.lost,
+                        time=now,
+                    )
+                    for member in lost
+                ),
             ),
             node_order=tuple(member.node_rank for member in dict.fromkeys([*troubled, *members])),
             end=end,
@@ -218,6 +230,13 @@ def _report(
             lang=lang,
         )
     )
+
+
+def _engine(members: Sequence[NodePart], why: str, now: float) -> LostNode:
+    from davincirunsdk.diagnosis.evidence import LostNode
+
+    ranks = tuple(worker.rank for member in members for worker in member.workers)
+    return LostNode(node_rank=-1, node="the cluster", ranks=ranks, reason=why, time=now)
 
 
 def _first_report(troubled: Sequence[NodePart]) -> FailureReport | None:

@@ -51,8 +51,17 @@ class Placement(Protocol):
             PlatformError: The nodes or their devices cannot be had.
         """
 
+    async def until_lost(self) -> str:
+        """Wait until the engine itself is lost and the job has to end, and say what is lost, and why.
+
+        Waits for ever where an engine has no part that all nodes need. Cancelling ends the waiting.
+        """
+
     async def close(self) -> None:
-        """End all agents, whatever they do; what they started is ended by their nodes' guardians."""
+        """End all agents, whatever they do; what they started is ended by their nodes' guardians.
+
+        Takes some seconds at most, whatever has become of the engine.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +78,9 @@ class Member:
         result: How its part ended, None while it goes on.
         lost: Why it is lost, "" while it is not.
         dropped: Bytes of output that it could not send.
+        started: It has said that its workers are started.
         stop_sent: It has been told to stop.
+        hurry: It has been told to stop at once.
         stalled: What it says of its ranks while none of them shows progress, else "".
         last_told: It has been told that the workers of all other nodes have ended.
     """
@@ -83,7 +94,9 @@ class Member:
     result: RunResult | None = None
     lost: str = ""
     dropped: int = 0
+    started: bool = False
     stop_sent: bool = field(default=False)
+    hurry: bool = False
     stalled: str = ""
     last_told: bool = field(default=False)
 
@@ -94,7 +107,8 @@ class Member:
             plan: Of the next one.
         """
         self.plan, self.workers, self.auxiliaries, self.result = plan, (), (), None
-        self.stop_sent, self.stalled, self.last_told = False, "", False
+        self.started = self.stop_sent = self.hurry = self.last_told = False
+        self.stalled = ""
 
     @property
     def name(self) -> str:

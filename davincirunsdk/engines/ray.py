@@ -124,6 +124,7 @@ def manager_of(
         resource=resource,
         address=address,
         timeout=placement_timeout,
+        grace_period=options.grace_period,
         notify=notify or (lambda text: logger.warning("%s", text)),
     )
     return NodesManager.from_options(placement, options, collect=collect, notify=notify, on_event=on_event)

@@ -13,7 +13,9 @@ from davincirunsdk.concurrency import in_thread
 from davincirunsdk.engines.agent import NodeAgent
 
 if TYPE_CHECKING:
-    from davincirunsdk.engines.messages import NodeFacts
+    from collections.abc import Callable
+
+    from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeStarted
 
 ACTOR_ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "false"}
 """An actor that has to go would kill the guardian, its child, which then could not end the rest."""
@@ -24,11 +26,13 @@ _FROM_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_JOB_ID", *ACTOR_ENVIRON
 HEAD_STEP = 5.0
 """Seconds between two looks whether the head can be reached."""
 
-_HEAD_PATIENCE = 60.0
-"""Seconds without the head after which a node ends its workers; so long Ray lets a head restart.
+_RAY_PATIENCE = 60.0
+"""Seconds without the head after which Ray ends every process that is connected; so long one may restart."""
 
-By then the driver, if it is on the head's side of a cut, has ended the other nodes long ago.
-"""
+_LEAST_PATIENCE = 5.0
+
+_SLACK = 10.0
+"""Seconds between the last worker's end and Ray's, for what is reported and written."""
 
 _LAST_WORDS = 0.5
 """Seconds that an agent without a raylet stays, for its last report to reach the driver."""
@@ -43,12 +47,22 @@ class RayAgent(NodeAgent):
         _forget_what_ray_set(raylet)
         self._raylet = raylet
         self._watching: asyncio.Task[None] | None = None
+        self._grace_period = 0.0
 
     async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
         """See `NodeAgent.inspect`; the watch over the node's place in the cluster begins here."""
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
         return await super().inspect(nproc_per_node)
+
+    async def start(self, plan: NodePlan, table: str) -> NodeStarted:
+        """See `NodeAgent.start`."""
+        self._grace_period = plan.options.grace_period
+        return await super().start(plan, table)
+
+    async def go(self) -> None:
+        """End this actor, when the head, which otherwise does it, is gone."""
+        asyncio.get_running_loop().call_later(_LAST_WORDS, os._exit, 0)
 
     def address(self) -> str:
         """Tell Ray's address of this node."""
@@ -62,34 +76,75 @@ class RayAgent(NodeAgent):
         # Ray learns of a killed raylet 13 s later. The driver still hears the agent itself, whose
         # answers do not go through the raylet.
         raylet = in_thread(_wait_for_end, self._raylet)
-        head = asyncio.create_task(_until_unreachable(self._head()))
+        head = asyncio.create_task(until_unreachable(head_place(), lambda: patience(self._grace_period)))
         await asyncio.wait({raylet, head}, return_when=asyncio.FIRST_COMPLETED)
         if raylet.done():
             await self.leave("its raylet has died, or was killed")
         else:
-            await self.leave(f"the cluster's head could not be reached for {_HEAD_PATIENCE:g} s")
+            await self.leave(f"Ray's head could not be reached for {patience(self._grace_period):g} s")
         await asyncio.sleep(_LAST_WORDS)
         os._exit(1)
 
-    def _head(self) -> tuple[str, int]:
-        import ray
 
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        return host.strip("[]"), int(port)
+def head_place() -> tuple[str, int]:
+    """Host and port of the head of the cluster that this process is connected to."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
-async def _until_unreachable(place: tuple[str, int]) -> None:
-    """Wait until no connection to a place has come about for a while, trying every few seconds."""
-    reached = time.monotonic()
-    while time.monotonic() - reached < _HEAD_PATIENCE:
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(*place), HEAD_STEP)
-        except (OSError, asyncio.TimeoutError):
-            await asyncio.sleep(1.0)
-        else:
+def patience(grace_period: float, slack: float = _SLACK) -> float:
+    """Seconds without the head after which workers are ended, so that they can save before Ray ends all.
+
+    Args:
+        grace_period: Seconds that they have for it.
+        slack: Seconds for what comes after it.
+    """
+    try:
+        limit = float(os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"])
+    except (KeyError, ValueError):
+        limit = _RAY_PATIENCE
+    return max(_LEAST_PATIENCE, limit - grace_period - slack)
+
+
+async def until_unreachable(
+    place: tuple[str, int],
+    bound: Callable[[], float],
+    *,
+    on_change: Callable[[bool], object] = lambda _: None,
+) -> None:
+    """Wait until no connection to a place has come about for a while, trying every few seconds.
+
+    Args:
+        place: Host and port.
+        bound: Gives the seconds of that while.
+        on_change: Called when the place cannot be reached any more, with False, and when it can be again.
+    """
+    reached, well = time.monotonic(), True
+    while time.monotonic() - reached < bound():
+        found = await is_reachable(place, HEAD_STEP)
+        if found != well:
+            on_change(found)
+        well = found
+        if found:
             reached = time.monotonic()
-            writer.close()
-            await asyncio.sleep(HEAD_STEP)
+        await asyncio.sleep(HEAD_STEP if found else 1.0)
+
+
+async def is_reachable(place: tuple[str, int], timeout: float) -> bool:
+    """Tell whether a connection to a place comes about.
+
+    Args:
+        place: Host and port.
+        timeout: Seconds to wait for it.
+    """
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*place), timeout)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _wait_for_end(pid: int) -> None:

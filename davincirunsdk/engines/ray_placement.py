@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import logging
 import os
+import re
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
+from davincirunsdk import __version__
 from davincirunsdk.concurrency import Patience, in_thread
 from davincirunsdk.engines.node import NodeLostError
-from davincirunsdk.engines.ray_agent import ACTOR_ENVIRONMENT, HEAD_STEP, RayAgent
+from davincirunsdk.engines.ray_agent import (
+    ACTOR_ENVIRONMENT,
+    HEAD_STEP,
+    RayAgent,
+    head_place,
+    is_reachable,
+    patience,
+    until_unreachable,
+)
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.types import readable_time
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.engines.node import NodeHandle
@@ -39,6 +53,25 @@ def _look_for_head(place: str) -> None:
         ) from None
 
 
+_NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MISSING = re.compile(r"No module named '([\w.]+)'")
+
+_SLACK = 15.0
+"""Seconds between the workers' end for a lost head and Ray's; with less, the agents let us act first."""
+
+_LOOK = 2.0
+"""Seconds between two looks at the nodes that are waited for."""
+
+_REMINDER = 60.0
+"""Seconds after which is said anew what is waited for, though nothing has changed."""
+
+_MOST_LISTED = 16
+
+_CLOSING = 5.0
+"""Seconds for all that giving the nodes back takes."""
+
+
 class _Connection:
     """A process has one connection to a cluster: its jobs share it, and the last one closes it."""
 
@@ -59,7 +92,8 @@ class RayPlacement:
         resource: `NPU` or `CPU`.
         address: Of the cluster's head, None to look for it.
         timeout: Seconds to wait for free nodes.
-        notify: Takes a line when nodes have to be waited for.
+        grace_period: Seconds that workers need at the end, which a lost head must leave them.
+        notify: Takes a line when nodes have to be waited for, or the head does not answer.
     """
 
     def __init__(
@@ -70,6 +104,7 @@ class RayPlacement:
         resource: str,
         address: str | None,
         timeout: float,
+        grace_period: float,
         notify: Callable[[str], None],
     ) -> None:
         self._nnodes = nnodes
@@ -77,9 +112,11 @@ class RayPlacement:
         self._resource = resource
         self._address = address
         self._timeout = timeout
+        self._grace_period = grace_period
         self._notify = notify
         self._attached = False
         self._given_up = False
+        self._head: tuple[str, int] | None = None
         self._group: Any = None
         self._actors: list[Any] = []
 
@@ -103,14 +140,54 @@ class RayPlacement:
             waits.settle()
         except BaseException:
             if not self._given_up:
-                await waits.wait(in_thread(self._close))
+                await waits.wait(asyncio.ensure_future(self.close()))
             raise
         shared = _Shared()
-        return [_RayNode(actor, shared) for actor in self._actors]
+        self._head = head_place()
+        hosts = await waits.wait(in_thread(self._hosts))
+        waits.settle()
+        return [_RayNode(actor, shared, hosts, place) for place, actor in enumerate(self._actors)]
+
+    async def until_lost(self) -> str:
+        """Wait until the head is gone for so long that workers can just be ended before Ray ends all."""
+        assert self._head is not None
+        place, bound = self._head, patience(self._grace_period, _SLACK)
+        shown = f"Ray's head at {_written(place)}"
+
+        def tell(well: bool) -> None:
+            self._notify(
+                f"{shown} can be reached again"
+                if well
+                else f"{shown} cannot be reached: without it the job is stopped in {bound:g} s"
+            )
+
+        await until_unreachable(place, lambda: bound, on_change=tell)
+        return f"{shown} could not be reached for {bound:g} s; look at that host, and start the cluster anew"
 
     async def close(self) -> None:
         """Kill the actors, give the nodes back, leave the cluster if it was not entered before."""
-        await in_thread(self._close)
+        if self._head is None or await is_reachable(self._head, 1.0):
+            closing = in_thread(self._close)
+            await asyncio.wait({closing}, timeout=_CLOSING)
+            if closing.done():
+                closing.result()
+                return
+            closing.add_done_callback(lambda future: future.cancelled() or future.exception())
+        await self._leave_without_head()
+
+    async def _leave_without_head(self) -> None:
+        """Part from a cluster whose head answers no call, and would hold this process as long as it lives."""
+        import ray
+
+        going = [asyncio.ensure_future(_gone(actor)) for actor in self._actors]
+        self._actors, self._group = [], None
+        if going:
+            await asyncio.wait(going, timeout=1.0)
+        if self._attached:
+            atexit.unregister(ray.shutdown)
+            leaving = in_thread(self._detach)
+            leaving.add_done_callback(lambda future: future.cancelled() or future.exception())
+            await asyncio.wait({leaving}, timeout=1.0)
 
     async def _attach_in_time(self) -> None:
         # Ray tries for ever where a head does not answer, and nothing can end its call.
@@ -209,28 +286,66 @@ class RayPlacement:
         ready = asyncio.wrap_future(self._group.ready().future())
         # A group that is given back while we wait makes this fail, when nobody wants to know.
         ready.add_done_callback(lambda future: future.cancelled() or future.exception())
-        words = (
-            f"{self._nnodes} node{'s' if self._nnodes > 1 else ''} with {count} {self._resource} free on each"
-        )
-        done, _ = await asyncio.wait({ready}, timeout=min(2.0, self._timeout))
-        if not done:
-            self._notify(f"waiting for {words}; {await self._what_there_is()}")
-            done, _ = await asyncio.wait({ready}, timeout=max(0.0, self._timeout - 2.0))
-        if done:
-            ready.result()
-            return
+        words = f"{_nodes(self._nnodes)} with {count} {self._resource} free on each"
+        began = time.monotonic()
+        told, told_at = "", 0.0
+        # Ray tells nobody that its nodes have changed, so they are looked at.
+        while (passed := time.monotonic() - began) < self._timeout:
+            await asyncio.wait({ready}, timeout=min(_LOOK, self._timeout - passed))
+            if ready.done():
+                ready.result()
+                return
+            there = await self._what_there_is(count)
+            now = time.monotonic()
+            if there != told or now - told_at >= _REMINDER:
+                left = max(0.0, self._timeout - (now - began))
+                self._notify(
+                    f"waiting for {words}, {readable_time(left)} more at most (--placement-timeout); {there}"
+                )
+                told, told_at = there, now
         ready.cancel()
         raise PlatformError(
-            f"found no {words} within {self._timeout:g} s; {await self._what_there_is()}: "
-            "wait for other jobs, ask for fewer, or add nodes"
+            f"found no {words} within {self._timeout:g} s; {await self._what_there_is(count)}: "
+            "wait for other jobs, ask for fewer, add nodes, or wait longer (placement_timeout, "
+            "--placement-timeout)"
         )
 
-    async def _what_there_is(self) -> str:
+    async def _what_there_is(self, count: int) -> str:
         waits = Patience(lambda: None)
-        capacities = sorted(await waits.wait(in_thread(self._capacities)), reverse=True)
+        nodes = await waits.wait(in_thread(self._free))
         waits.settle()
-        listed = ", ".join(map(str, capacities[:16])) or "none"
-        return f"the cluster has nodes with {listed} in all, free or not"
+        able = sum(free >= count for _, free, _ in nodes)
+        listed = ", ".join(
+            f"{host} {_plain(free)} of {_plain(total)}" for host, free, total in nodes[:_MOST_LISTED]
+        )
+        more = f" and {len(nodes) - _MOST_LISTED} more" if len(nodes) > _MOST_LISTED else ""
+        return f"{able} of {self._nnodes} now; {self._resource} free: {listed or 'on no node'}{more}"
+
+    def _free(self) -> list[tuple[str, float, float]]:
+        """Name, free and all devices of each living node that has any, the fullest last."""
+        import ray
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()
+        found = [
+            (
+                str(node["NodeManagerHostname"]),
+                float(free.get(node["NodeID"], {}).get(self._resource, 0)),
+                float(node["Resources"].get(self._resource, 0)),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+        return sorted((one for one in found if one[2]), key=lambda one: (-one[1], one[0]))
+
+    def _hosts(self) -> _Hosts:
+        """Learn which host each agent is on, by the place of its bundle; blocks."""
+        import ray
+        from ray.util.placement_group import placement_group_table
+
+        names = {node["NodeID"]: _host_name(node) for node in ray.nodes()}
+        bundles = placement_group_table(self._group).get("bundles_to_node_id", {})
+        return _Hosts(names, {int(place): names.get(of, "") for place, of in bundles.items()})
 
     def _place_agents(self, count: int) -> list[Any]:
         import ray
@@ -282,51 +397,103 @@ class _Shared:
         return self._reference
 
 
+class _Hosts:
+    """Names of the hosts: Ray's errors name nodes by 56 digits that nobody knows."""
+
+    def __init__(self, names: Mapping[str, str], places: Mapping[int, str]) -> None:
+        self._names = names
+        self._places = places
+
+    def of(self, place: int) -> str:
+        """Name of the host of one agent."""
+        return self._places.get(place) or f"node {place}"
+
+    def named(self, text: str) -> str:
+        """Put names for numbers, and leave out what colours a terminal."""
+        return _NODE_ID.sub(lambda found: self._names.get(found[0], found[0]), _COLOUR.sub("", text))
+
+
 class _RayNode:
     """The way to one actor; see `NodeHandle`."""
 
-    def __init__(self, actor: Any, shared: _Shared) -> None:
+    def __init__(self, actor: Any, shared: _Shared, hosts: _Hosts, place: int) -> None:
         self._actor = actor
         self._shared = shared
+        self._hosts = hosts
+        self._place = place
 
     async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
-        facts: NodeFacts = await _answer(self._actor.inspect.remote(nproc_per_node))
+        facts: NodeFacts = await self._answer(self._actor.inspect.remote(nproc_per_node))
         return facts
 
     async def start(self, plan: NodePlan, table: str) -> NodeStarted:
-        started: NodeStarted = await _answer(self._actor.start.remote(plan, self._shared.reference(table)))
+        call = self._actor.start.remote(plan, self._shared.reference(table))
+        started: NodeStarted = await self._answer(call)
         return started
 
     async def report(self) -> NodeReport:
-        report: NodeReport = await _answer(self._actor.report.remote())
+        report: NodeReport = await self._answer(self._actor.report.remote())
         return report
 
     async def stop(self, now: bool) -> None:
-        await _answer(self._actor.stop.remote(now))
+        await self._answer(self._actor.stop.remote(now))
 
     async def signal(self, number: int) -> None:
-        await _answer(self._actor.signal.remote(number))
+        await self._answer(self._actor.signal.remote(number))
 
     async def ranks_ended(self) -> None:
-        await _answer(self._actor.ranks_ended.remote())
+        await self._answer(self._actor.ranks_ended.remote())
+
+    async def _answer(self, reference: Awaitable[Any]) -> Any:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return await reference
+        except RayTaskError as error:
+            # The agent's own error, which Ray wraps.
+            raise error.cause from None
+        except RayError as error:
+            host, text = self._hosts.of(self._place), self._hosts.named(str(error))
+            if missing := _MISSING.search(text):
+                raise NodeLostError(
+                    f"{host}: its Python has no {missing[1]}; expected davincirunsdk {__version__} there as "
+                    "here: pip install it on that host"
+                ) from None
+            raise NodeLostError(f"{host}: {_why(text)}") from None
 
 
-async def _answer(reference: Awaitable[Any]) -> Any:
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
-        return await reference
-    except RayTaskError as error:
-        # The agent's own error, which Ray wraps.
-        raise error.cause from None
-    except RayError as error:
-        raise NodeLostError(_why(error)) from None
-
-
-def _why(error: BaseException) -> str:
+def _why(text: str) -> str:
     """Take the line of Ray's long message that says why."""
-    return next((line for line in str(error).splitlines() if " because " in line), _first_line(error))
+    return next((line for line in text.splitlines() if " because " in line), _first_of(text))
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return _first_of(str(error)) or type(error).__name__
+
+
+def _first_of(text: str) -> str:
+    return next(iter(text.splitlines()), "")
+
+
+def _host_name(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'s' if number > 1 else ''}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:g}"
+
+
+def _written(place: tuple[str, int]) -> str:
+    host, port = place
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _gone(actor: Any) -> None:
+    from ray.exceptions import RayError
+
+    with contextlib.suppress(RayError):
+        await actor.go.remote()

@@ -300,6 +300,11 @@ class SshPlacement:
             raise
         return self._nodes
 
+    async def until_lost(self) -> str:
+        """Wait for ever: the hosts have nothing in common that could be lost."""
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
     async def close(self) -> None:
         """End all agents and their links; a cancellation waits for it, a few seconds at most."""
         waits = Patience(lambda: None)

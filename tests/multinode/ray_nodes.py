@@ -33,11 +33,13 @@ class RayCluster:
 
     Attributes:
         env: Environment in which a driver finds it.
+        head: Pid of the head's own server.
         raylets: Pid of every node's raylet, those of lost nodes too.
     """
 
     process: subprocess.Popen[str]
     env: dict[str, str]
+    head: int = 0
     raylets: list[int] = field(default_factory=list)
 
     def add_node(self) -> None:
@@ -53,7 +55,7 @@ class RayCluster:
         line = self.process.stdout.readline()
         assert line, f"the Ray cluster ended with {self.process.wait()}"
         known = json.loads(line)
-        self.env["RAY_ADDRESS"], self.raylets = known["address"], known["raylets"]
+        self.env["RAY_ADDRESS"], self.head, self.raylets = known["address"], known["head"], known["raylets"]
 
     def job_processes(self) -> list[psutil.Process]:
         """List the living processes of jobs on this cluster's nodes: workers and what they started."""
@@ -82,11 +84,12 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(count: int) -> Iterator[RayCluster]:
+def ray_cluster(count: int, **settings: str) -> Iterator[RayCluster]:
     """Start a cluster and end it afterwards, whatever became of it.
 
     Args:
         count: Nodes beside the head.
+        settings: Further variables for it.
     """
     assert importlib.util.find_spec("ray"), "Ray is not installed: pip install 'davincirunsdk[ray]'"
     mark = uuid.uuid4().hex
@@ -101,6 +104,7 @@ def ray_cluster(count: int) -> Iterator[RayCluster]:
         "RAY_AUTH_MODE": "disabled",
         # Whatever the name says, on Linux too it makes Ray use 127.0.0.1.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        **settings,
     }
     with open(f"{folder}/cluster.err", "w") as errors:
         process = subprocess.Popen(

@@ -21,11 +21,12 @@ from davincirunsdk.engines.agent import NodeAgent
 from davincirunsdk.engines.driver import NodesManager
 from davincirunsdk.engines.node import NodeLostError
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.job import start_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from davincirunsdk.engines.messages import NodePlan, NodeReport, NodeStarted
+    from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.errors import DavinciRunError
 
@@ -40,9 +41,13 @@ class Here:
     def __init__(self, *agents: NodeAgent) -> None:
         self.agents = agents
         self.closed = 0
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> Sequence[NodeHandle]:
         return self.agents
+
+    async def until_lost(self) -> str:
+        return await self.lost
 
     async def close(self) -> None:
         self.closed += 1
@@ -425,3 +430,180 @@ async def test_a_straggler_on_another_node(tmp_path: Path) -> None:
             await job.wait()
     assert caught.value.exit_code == 124
     assert "ranks 2-3 still ran 0.5 s after rank" in caught.value.report.text
+
+
+class LostAtStart(NodeAgent):
+    """A node that is lost while its workers are started."""
+
+    async def start(self, plan: NodePlan, table: str) -> NodeStarted:
+        """Be lost."""
+        raise NodeLostError("its power failed")
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_node_lost_while_it_starts_is_an_error_that_names_it(others: int) -> None:
+    """One word on which node and why, the workers of others are gone; so on a job of that node alone."""
+    placement = Here(LostAtStart(), *(NodeAgent() for _ in range(others)))
+    job = NodesManager(placement, WORKER, nproc_per_node=1)
+    with pytest.raises(PlatformError, match=r"node 0 \(.*\) was lost while .*: its power failed; look at"):
+        async with job:
+            pass
+    assert placement.closed == 1
+    assert not [worker for worker in job.workers if worker.pid is not None and is_alive(worker.pid)]
+
+
+async def test_a_fault_of_ours_at_a_node_s_start_ends_the_job() -> None:
+    """An error that nobody foresaw comes out as it is, within moments, and the other node's workers end."""
+    nodes = [NodeAgent(), Odd({"env": {"A=B": "1"}})]
+    placement = Here(*nodes)
+    job = NodesManager(placement, WORKER, nproc_per_node=1)
+
+    async def run() -> None:
+        async with job:
+            await job.wait()
+
+    with pytest.raises(ValueError, match="illegal environment variable name"):
+        await asyncio.wait_for(run(), 20)
+    assert placement.closed == 1
+    assert not [worker for worker in job.workers if worker.pid is not None and is_alive(worker.pid)]
+
+
+async def test_a_fault_of_ours_on_a_running_node_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that breaks on one node is heard of, instead of reports for ever without a result."""
+    broken = NodeAgent()
+    async with NodesManager(Here(NodeAgent(), broken), WORKER, nproc_per_node=1) as job:
+
+        async def fail() -> None:
+            raise LookupError("nobody foresaw it")
+
+        assert broken._manager is not None
+        monkeypatch.setattr(broken._manager, "_judge", lambda _: fail())
+        await broken._manager.stop()
+        with pytest.raises(LookupError, match="nobody foresaw it"):
+            await asyncio.wait_for(job.wait(), 20)
+    assert not [worker for worker in job.workers if worker.pid is not None and is_alive(worker.pid)]
+
+
+async def test_giving_the_nodes_back_is_no_part_of_the_outcome(caplog: pytest.LogCaptureFixture) -> None:
+    """A success stays one when the engine fails afterwards, and all is written before the engine is asked."""
+    seen: list[str] = []
+
+    class Broken(Here):
+        async def close(self) -> None:
+            (events,) = Path("log").glob("*-nodes-events.jsonl")
+            seen.append(json.loads(events.read_text().splitlines()[-1])["kind"])
+            raise ConnectionError("the head is gone")
+
+    async with NodesManager(Broken(NodeAgent()), [*WORKER, "--seconds", "0"], nproc_per_node=1) as job:
+        result = await job.wait()
+    assert (str(result.state), result.exit_code, seen) == ("SUCCEEDED", 0, ["finished"])
+    assert "could not be given back: ConnectionError: the head is gone" in caplog.text
+
+
+async def test_a_lost_engine_stops_all_nodes_and_is_the_cause() -> None:
+    """The workers get their grace period, and the report blames what all nodes need, no node."""
+    placement = Here(NodeAgent(), NodeAgent())
+    async with NodesManager(placement, WORKER, nproc_per_node=2) as job:
+        placement.lost.set_result("the head at 192.0.2.1 could not be reached")
+        with pytest.raises(DistributedRuntimeError) as caught:
+            await job.wait()
+    error = caught.value
+    assert (error.exit_code, error.root_cause.rank, error.root_cause.name) == (1, -1, "the cluster")
+    assert str(error.report.verdict) == "node_lost"
+    assert "the cluster was lost" in str(error)
+    assert "the head at 192.0.2.1 could not be reached" in str(error)
+    assert {str(worker.state) for worker in job.workers} == {"STOPPED"}
+
+
+async def test_a_stop_at_once_that_overtakes_the_start_is_one() -> None:
+    """Workers deaf to SIGTERM of a node that starts later are killed, not given their grace period."""
+
+    class Late(NodeAgent):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deaf, self.asked, self.returned = asyncio.Event(), asyncio.Event(), False
+
+        async def start(self, plan: NodePlan, table: str) -> NodeStarted:
+            started = await super().start(plan, table)
+            assert self._manager is not None
+            async for _ in self._manager.logs():
+                break
+            self.deaf.set()
+            await self.asked.wait()
+            self.returned = True
+            return started
+
+        async def stop(self, now: bool = False) -> None:
+            self.asked.set()
+            if self.returned:
+                await super().stop(now)
+
+    late = Late()
+    job = NodesManager(Here(late), [*WORKER, "--deaf"], nproc_per_node=1, grace_period=60)
+    starting = asyncio.ensure_future(job.__aenter__())
+    await asyncio.wait_for(late.deaf.wait(), 10)
+    job._request_stop(now=True)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(starting, 20)
+    assert [worker.exit_code for worker in job.workers] == [-9]
+
+
+async def test_a_full_disk_of_a_node_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The line names node and file while the job still runs, and the event says it, too."""
+    program = (
+        "import os, time\nprint('x' * 5000, flush=True)\nwhile not os.path.exists('go'): time.sleep(.02)"
+    )
+    Path("log").mkdir()
+    (Path("log") / f"{os.uname().nodename}-proc-rank-0-device-0.txt").symlink_to("/dev/full")
+    async with NodesManager(Here(NodeAgent()), [sys.executable, "-c", program], nproc_per_node=1) as job:
+        async for event in job.events():
+            if event.kind == "warning":
+                break
+        said = [record.getMessage() for record in caplog.records if "node 0 (" in record.getMessage()]
+        Path("go").touch()
+        await job.wait()
+    assert "proc-rank-0-device-0.txt" in event.detail
+    assert any("proc-rank-0-device-0.txt" in text for text in said), said
+
+
+async def test_other_versions_are_named_with_their_hosts() -> None:
+    """Which hosts have which version is what the reader has to know."""
+
+    class Old(NodeAgent):
+        async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
+            return replace(await super().inspect(nproc_per_node), version="0.1.9", host="atlas07")
+
+    with pytest.raises(PlatformError, match=r"found davincirunsdk 0\.1\.9 on atlas07, and .* here"):
+        async with NodesManager(Here(NodeAgent(), Old()), WORKER, nproc_per_node=1):
+            pass
+
+
+async def test_all_nodes_lost_before_the_start_are_named() -> None:
+    """What is wrong with one node often is with others: all come in one message."""
+
+    class Gone(NodeAgent):
+        def __init__(self, host: str) -> None:
+            super().__init__()
+            self._host = host
+
+        async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
+            raise NodeLostError(f"{self._host}: no package there")
+
+    with pytest.raises(
+        PlatformError, match=r"2 nodes were lost .*: a: no package there; b: no package there"
+    ):
+        async with NodesManager(Here(Gone("a"), NodeAgent(), Gone("b")), WORKER, nproc_per_node=1):
+            pass
+
+
+async def test_the_start_line_tells_where_the_logs_of_all_nodes_are() -> None:
+    """It names the hosts, and the files of this job: those of a second job of one name are numbered."""
+    nodes = [NodeAgent(), NodeAgent()]
+    command = [*WORKER, "--seconds", "0"]
+    async with NodesManager(Here(*nodes), command, nproc_per_node=1) as job:
+        line = start_line(job)
+        await job.wait()
+    for worker in job.workers:
+        prefix = worker.log_path.name.partition("-proc-rank-")[0]
+        assert f"{prefix}-proc-rank-*.txt (rank {worker.rank}, on {os.uname().nodename})" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,10 @@ class Here:
     async def open(self) -> Sequence[NodeHandle]:
         """Return two nodes."""
         return NodeAgent(), NodeAgent()
+
+    async def until_lost(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def close(self) -> None:
         """Nothing is to be given back."""

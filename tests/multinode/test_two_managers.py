@@ -34,6 +34,10 @@ class Here:
     async def open(self) -> Sequence[NodeHandle]:
         return self.agents
 
+    async def until_lost(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
     async def close(self) -> None:
         if self.broken:
             raise AssertionError("it does not close")

@@ -2,8 +2,8 @@
 
     ray_cluster.py NODES
 
-It prints a line of JSON with the address and the pid of each node's raylet; every line on stdin adds a
-node and has the JSON printed anew.
+It prints a line of JSON with the address, the pid of the head's server and of each node's raylet; every
+line on stdin adds a node and has the JSON printed anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def main(count: int) -> None:
     ]
     while True:
         raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
-        sys.stdout.write(json.dumps({"address": cluster.address, "raylets": raylets}) + "\n")
+        head = cluster.head_node.all_processes["gcs_server"][0].process.pid
+        sys.stdout.write(json.dumps({"address": cluster.address, "raylets": raylets, "head": head}) + "\n")
         sys.stdout.flush()
         if not sys.stdin.readline():
             return
