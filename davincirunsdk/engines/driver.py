@@ -258,8 +258,7 @@ class NodesManager(JobBody):
             lost = [error for error in errors if isinstance(error, NodeLostError)]
             if lost and len(lost) == len(errors):
                 listed = "; ".join(dict.fromkeys(map(str, lost)))
-                were = "a node was" if len(lost) == 1 else f"{len(lost)} nodes were"
-                raise PlatformError(f"{were} lost before the job began: {listed}")
+                raise PlatformError(f"{len(lost)} of {len(calls)} nodes cannot take part: {listed}")
             if errors:
                 raise next(error for error in errors if error not in lost)
             return [call.result() for call in calls]
