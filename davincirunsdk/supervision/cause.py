@@ -9,11 +9,16 @@ from typing import TypeAlias
 from davincirunsdk.types import join_ranks
 
 
+# One dataclass for both: to make one costs a third of a millisecond of every start.
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFailed:
+class _OfProcess:
+    name: str
+
+
+class WorkerFailed(_OfProcess):
     """A rank ended badly by itself, and the others are stopped for it."""
 
-    name: str
+    __slots__ = ()
 
     @property
     def words(self) -> str:
@@ -21,11 +26,10 @@ class WorkerFailed:
         return f"{self.name} failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuxiliaryEnded:
+class AuxiliaryEnded(_OfProcess):
     """A process that serves the ranks, such as MindSpore's scheduler, ended while they run."""
 
-    name: str
+    __slots__ = ()
 
     @property
     def words(self) -> str:
@@ -33,9 +37,10 @@ class AuxiliaryEnded:
         return f"the {self.name} ended while workers still ran"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksEnded:
     """All ranks are through: what only served them is stopped."""
+
+    __slots__ = ()
 
     @property
     def words(self) -> str:
