@@ -58,6 +58,20 @@ class _Number(_ParamType):
             self.fail(f"{value!r} is not {self._expected}", param, ctx)
 
 
+class _Nodes(_Number):
+    """A number of nodes; torchrun's range of them is refused in words of its own."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        least, colon, most = str(value).partition(":")
+        if colon and least.isdigit() and most.isdigit():
+            self.fail(
+                f"{value!r} is a range, but a job's nodes do not change in number: write --nnodes {most}",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 class _Size(_ParamType):
     """Bytes, such as 500M."""
 
@@ -219,7 +233,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     _option(
         NODES,
         "--nnodes",
-        type=WHOLE,
+        type=_Nodes(int, "a whole number"),
         metavar="N",
         help="Number of nodes.  [default: from the platform, or 1]",
     ),

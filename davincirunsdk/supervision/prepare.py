@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import socket
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,6 +166,9 @@ def prepare(
         _check_command(one.command, one.work_dir, {**inherited, **dict(one.env)})
         check_script(one.command, one.work_dir)
     _make_folder(log_dir, "log_dir")
+    if cluster.node_rank == 0:
+        for document in ("report", "html", "metrics"):
+            _check_document(getattr(options, document), document)
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()
     mark = f"{outer}/{own}" if outer else own
@@ -361,6 +365,25 @@ def _make_folder(folder: Path, name: str) -> None:
         raise PlatformError(
             f"{name} {folder} cannot be made: {error.strerror}: {error.filename}; "
             f"give a folder that can be written, with {name} or --{name.replace('_', '-')}"
+        ) from None
+
+
+def _check_document(path: Path | None, name: str) -> None:
+    """Refuse a file that could not be written at the end, when it is too late to correct it.
+
+    Raises:
+        PlatformError: There can be no new file in its folder.
+    """
+    if path is None or (path.exists() and not path.is_file()):
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise PlatformError(
+            f"{name} {path} cannot be written: {error.strerror}: {path.parent}; give a file in a folder that "
+            f"can be written, with {name} or --{name}"
         ) from None
 
 

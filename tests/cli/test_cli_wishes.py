@@ -245,3 +245,22 @@ def test_a_full_terminal_loses_no_report() -> None:
         assert process.wait(30) == 9
     assert "root cause" in said
     assert "reason" in said
+
+
+def test_a_range_of_nodes_is_refused_in_words() -> None:
+    """torchrun's MIN:MAX has no meaning here; the error says what to write."""
+    said = run("--nproc-per-node", "1", "--nnodes", "1:3", "--node-rank", "0", "true")
+    assert said.returncode == 2
+    assert "write --nnodes 3" in said.stderr
+
+
+@pytest.mark.parametrize("option", ["--report", "--html", "--metrics"])
+@pytest.mark.parametrize("parent", ["/proc", "file"])
+def test_a_file_that_cannot_be_written_is_an_error_before_the_start(option: str, parent: str) -> None:
+    """At the end, hours later, it would be too late to give another."""
+    Path("file").touch()
+    said = run("--nproc-per-node", "1", option, f"{parent}/wanted", "touch", "started")
+    assert said.returncode == 3
+    assert option in said.stderr
+    assert "Traceback" not in said.stderr
+    assert not Path("started").exists()
