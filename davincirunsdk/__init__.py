@@ -79,6 +79,7 @@ _HOMES = {
     "WorkerStack": "types",
     "WorkerState": "types",
     "WorkerStatus": "types",
+    "load_ipython_extension": "notebook.magic",
     "progress": "script.progress",
     "record": "script.record",
     "register_stacks": "script.stacks",

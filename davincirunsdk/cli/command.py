@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
@@ -282,6 +282,38 @@ def _own_options() -> dict[str, bool]:
         if isinstance(parameter, click.Option)
         for name in parameter.opts
     }
+
+
+def read_options(words: list[str]) -> tuple[tuple[str, ...], str, str | None, NodeKeywords]:
+    """Read options as the command does, where the script is known: in a notebook's cell.
+
+    Args:
+        words: Options, and the script's own arguments behind them.
+
+    Returns:
+        The arguments, `work_dir`, `log_dir`, and the keywords of the calls that start a job; of `echo`
+        only what was given.
+
+    Raises:
+        ValueError: An option is wrong, or has no use there.
+        PeerOptionError: One of another launcher has no counterpart.
+    """
+    script = "cell.py"
+    translation = translate([*words, script], _own_options(), os.environ)
+    try:
+        context = _command.make_context("davincirun", list(translation.words), obj=translation.notes)
+    except click.ClickException as error:
+        raise ValueError(error.format_message()) from None
+    except click.exceptions.Exit:
+        raise ValueError("this option has no use in a cell; run davincirun in a terminal") from None
+    for name in ("module", "engine", "detach", "live", "debug"):
+        if _given(context, name):
+            raise ValueError(f"{_option(name)} has no use in a cell")
+    asked = {name: value for name, value in context.params.items() if name in NodeKeywords.__annotations__}
+    if not _given(context, "echo"):
+        del asked["echo"]
+    params = context.params
+    return params["command"][:-1], params["work_dir"], params["log_dir"], cast("NodeKeywords", asked)
 
 
 def run_command() -> int:

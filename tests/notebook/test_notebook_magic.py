@@ -1,0 +1,73 @@
+"""`%%davincirun` in real kernels: the cell as a script, live, with tracebacks that point into it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_notebook import panels, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.notebook, pytest.mark.timeout(120)]
+
+LOAD = "%load_ext davincirunsdk\nsecret = 1"
+
+
+def words(cell: Any) -> str:
+    """All that a cell shows as text."""
+    parts = []
+    for output in cell.outputs:
+        parts += [output.get("text", ""), output.get("data", {}).get("text/plain", "")]
+        parts += [output.get("evalue", ""), *output.get("traceback", [])]
+    return "\n".join(parts)
+
+
+def test_the_cell_is_the_script(tmp_path: Path) -> None:
+    """Each rank runs it with its arguments, finds modules beside the notebook, and no variable of it."""
+    (tmp_path / "beside.py").write_text("word = 'found it'")
+    source = (
+        "%%davincirun --nproc-per-node 2 --name cell -- --epochs 3\n"
+        "import os, sys, beside\n"
+        "print(f\"rank {os.environ['RANK']}\", beside.word, sys.argv[1:], 'secret' in globals())\n"
+    )
+    _, cell = run(tmp_path, LOAD, source)
+    shown = words(cell)
+    for rank in range(2):
+        assert f"rank {rank} found it ['--epochs', '3'] False" in shown
+    assert panels(cell)
+    (script,) = (tmp_path / "log").glob("cell-*.py")
+    assert script.read_text() == "# " + source
+    assert list((tmp_path / "log").glob("cell-proc-rank-1-*.txt"))
+
+
+def test_a_traceback_points_into_the_cell(tmp_path: Path) -> None:
+    """Lines count as in the cell, the magic's own being the first."""
+    source = "%%davincirun --nproc-per-node 2\nimport os\n\nif os.environ['RANK'] == '1':\n    1 / 0\n"
+    _, cell = run(tmp_path, LOAD, source, allow_errors=True)
+    shown = words(cell)
+    assert "ZeroDivisionError" in shown
+    (script,) = (tmp_path / "log").glob("cell-*.py")
+    assert f'{script}", line 5' in shown
+    assert "1 / 0" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("--nproc-per-node", "not a whole number"),
+        ("--nproc-per-nod 2", "No such option"),
+        ("--detach", "--detach has no use in a cell"),
+        ("--help", "no use in a cell"),
+        ("--stop-signal TREM", "stop_signal"),
+        ("--name 'a", "quotation"),
+    ],
+)
+def test_wrong_words(tmp_path: Path, line: str, text: str) -> None:
+    """A wrong line is told in a line, and nothing runs."""
+    _, cell = run(tmp_path, LOAD, f"%%davincirun {line}\nopen('ran', 'w')\n", allow_errors=True)
+    shown = words(cell)
+    assert text.lower() in shown.lower()
+    assert "UsageError" in shown
+    assert not (tmp_path / "ran").exists()
