@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from processes import is_alive, wait_until
 from test_notebook import panels, run
 
 if TYPE_CHECKING:
@@ -71,3 +72,35 @@ def test_wrong_words(tmp_path: Path, line: str, text: str) -> None:
     assert text.lower() in shown.lower()
     assert "UsageError" in shown
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_stop_button(tmp_path: Path) -> None:
+    """An interrupt of the cell ends the workers, each by the stop signal, and the kernel goes on."""
+    from jupyter_client.manager import start_new_kernel
+
+    source = (
+        "%%davincirun --nproc-per-node 2 --stop-signal INT\n"
+        "import os, time\n"
+        "rank = os.environ['RANK']\n"
+        "open(f'part{rank}', 'w').write(str(os.getpid()))\n"
+        "os.rename(f'part{rank}', f'pid{rank}')\n"
+        "try: time.sleep(600)\n"
+        "finally: open(f'saved{rank}', 'w').close()\n"
+    )
+    manager, client = start_new_kernel(cwd=str(tmp_path))
+    try:
+        client.execute(LOAD, reply=True, timeout=30)
+        cell = client.execute(source)
+        paths = [tmp_path / f"pid{rank}" for rank in range(2)]
+        wait_until(lambda: all(path.exists() for path in paths), what="two workers")
+        manager.interrupt_kernel()
+        while (reply := client.get_shell_msg(timeout=30))["parent_header"].get("msg_id") != cell:
+            continue
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        assert not any(is_alive(int(path.read_text())) for path in paths)
+        assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
+        assert client.execute("1 + 1", reply=True, timeout=30)["content"]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
