@@ -407,11 +407,19 @@ class NodesManager(JobBody):
         for block in report.blocks:
             self._channels.hub.publish(block)
         member.result = report.result
-        if self._options.keep_going and report.result is not None and report.result.failures:
-            self._troubled.append(member)
+        self._look_at_end(member)
         if report.departing:
             self._lose(member, report.departing)
         self._tell_the_last()
+
+    def _look_at_end(self, member: Member) -> None:
+        """Stop the other nodes for one whose last workers failed: with none left it stops nobody itself."""
+        result = member.result
+        if result is not None and result.failures and not member.stop_sent and member not in self._troubled:
+            if self._options.keep_going:
+                self._troubled.append(member)
+            else:
+                self._fail_fast(member, f"a worker failed on {member.name}")
 
     def _pass_on(self, text: str) -> None:
         """Say at once what a node warns of, such as its full disk, which nobody sees there."""

@@ -607,3 +607,18 @@ async def test_the_start_line_tells_where_the_logs_of_all_nodes_are() -> None:
     for worker in job.workers:
         prefix = worker.log_path.name.partition("-proc-rank-")[0]
         assert f"{prefix}-proc-rank-*.txt (rank {worker.rank}, on {os.uname().nodename})" in line
+
+
+async def test_a_node_whose_only_worker_failed_ends_the_others() -> None:
+    """It has nobody to stop, and may say nothing of a stop: its result is enough."""
+
+    class Terse(NodeAgent):
+        async def report(self) -> NodeReport:
+            report = await super().report()
+            return replace(report, events=tuple(one for one in report.events if one.kind != "stopping"))
+
+    command = ["sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 600"]
+    with pytest.raises(DistributedRuntimeError) as caught:
+        async with NodesManager(Here(NodeAgent(), Terse()), command, nproc_per_node=1) as job:
+            await asyncio.wait_for(job.wait(), 20)
+    assert (caught.value.root_cause.rank, caught.value.exit_code) == (1, 7)
