@@ -317,7 +317,8 @@ def describe(silent: float, workers: Sequence[Worker], stacks: Stacks, stopped: 
     if gone and running:
         left = join_ranks(worker.spec.rank for worker in running)
         parts.append(f"{left} may wait for {join_ranks(gone)}, which ended well")
-    parts += _places(stacks, odd)
+    elsewhere = [worker for worker in stacks.workers if worker.frames or worker.rank not in stopped]
+    parts += _places(elsewhere, odd)
     if behind:
         verb = "are" if len(behind) > 1 else "is"
         parts.append(f"{join_ranks(behind)} {verb} behind the others in steps")
@@ -326,10 +327,10 @@ def describe(silent: float, workers: Sequence[Worker], stacks: Stacks, stopped: 
     return Stalled(seconds=round(silent, 1), detail="; ".join(parts), ranks=odd)
 
 
-def _places(stacks: Stacks, odd: Sequence[int]) -> list[str]:
+def _places(stacks: Sequence[WorkerStack], odd: Sequence[int]) -> list[str]:
     """Say in a clause for each place who is there, those that are not with the others first."""
     places: dict[str, list[int]] = {}
-    for worker in stacks.workers:
+    for worker in stacks:
         where = f"in {worker.frames[0]}" if worker.frames else worker.state
         places.setdefault(where, []).append(worker.rank)
     order = sorted(places.items(), key=lambda item: (not set(item[1]) & set(odd), -len(item[1])))
