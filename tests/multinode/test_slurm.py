@@ -52,9 +52,8 @@ def worker_logs(folder: Path) -> str:
 
 def marked() -> list[str]:
     """Processes of this test that still live."""
-    return [
-        str(process) for process in marked_processes("PYTEST_OF_DAVINCIRUN", os.environ["DAVINCIRUN_TEST"])
-    ]
+    name = "PYTEST_OF_DAVINCIRUN"
+    return [str(process) for process in marked_processes(name, os.environ[name])]
 
 
 @pytest.mark.timeout(60)
