@@ -99,6 +99,7 @@ class Run:
             return self._say_stopped(job, signals.first)
         finally:
             await _run_post_stop_script()
+            signals.ignore()
         self._say_ended(result)
         return result.exit_code
 
@@ -110,7 +111,8 @@ class Run:
             self._say(f"{name}, pid {event.pid}, ended: {how}")
 
     def _failed(self, job: Job, error: DistributedRuntimeError, first: signal.Signals | None) -> int:
-        if first is not None and all(one.exit_code in (-first, 128 + first) for one in error.failures):
+        codes = {one.exit_code for one in error.failures}
+        if first is not None and codes and codes <= {-first, 128 + first}:
             # Slurm and systemd signal every process of a job: workers may have ended by it before us.
             return self._say_stopped(job, first)
         self._words.show_report(error.report.text)

@@ -68,6 +68,17 @@ class Signals:
             loop.add_signal_handler(number, self._job.signal_workers, number)
         loop.add_signal_handler(signal.SIGTSTP, self._on_suspend)
 
+    def ignore(self) -> None:
+        """Ignore stop signals from now on; called when the exit code is settled.
+
+        The interpreter still needs a moment to end, and `srun --kill-on-bad-exit` signals launchers just
+        then: the signal's default action would hide the exit code.
+        """
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
     def _on_stop(self, number: signal.Signals) -> None:
         loop = asyncio.get_running_loop()
         if self._counted and loop.time() - self._last < _COUNTS_AFTER:

@@ -164,6 +164,32 @@ def test_a_signal_during_the_stop_does_not_hide_the_failure(
     assert "rank 0" in (tmp_path / "said.txt").read_text()
 
 
+@pytest.mark.parametrize("recorded", [("counts", "counts")], indirect=True)
+def test_sigterm_during_the_stop_does_not_hide_the_time_limit(
+    recorded: Recorded, start: Start, tmp_path: Path
+) -> None:
+    """A time limit blames no worker, and stays the cause also when a batch system signals meanwhile."""
+    words = command(recorded)
+    process = start(*words[:3], "--timeout", f"{in_time(2):.1f}", *words[3:])
+    wait_until(lambda: len(recorded.signals()) == 2, timeout=20)
+    process.terminate()
+    assert process.wait(in_time(LIMIT)) == 124, (tmp_path / "said.txt").read_text()
+
+
+def test_no_sigterm_hides_the_failure_up_to_the_last_moment() -> None:
+    """Who is signalled while it ends, as by `srun --kill-on-bad-exit`, ends with the rank's own code."""
+    words = [PY, "-m", "davincirunsdk", "--nproc-per-node", "1", "sh", "-c", "exit 7"]
+    for _ in range(6):
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert any("root cause" in line for line in process.stderr)
+            while process.poll() is None:
+                process.terminate()
+                # The end is to be hit at many places.
+                time.sleep(0.0005)
+        assert process.returncode == 7
+
+
 def script(recorded: Recorded, tmp_path: Path, grace_period: float, way: str = "blocking wait") -> list[str]:
     """Words of a script that uses the blocking API."""
     words = [way, str(tmp_path), str(grace_period), str(recorded.count)]
