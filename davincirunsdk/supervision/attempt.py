@@ -741,7 +741,7 @@ class Attempt:
         await waits.within(_RUSH, self._over)
         if self._over.done():
             return
-        loaded = self._look(_load_what_the_end_needs)
+        loaded = self._look(_load_what_the_end_needs, self._ranks_elsewhere)
         await waits.until_any(loaded, self._over)
         if loaded.done() and not isinstance(loaded.exception(), ImportError | OSError):
             loaded.result()
@@ -834,6 +834,8 @@ def _look_at(worker: Worker) -> WorkerSeen:
     )
 
 
-def _load_what_the_end_needs() -> None:
+def _load_what_the_end_needs(several_nodes: bool) -> None:
     import davincirunsdk.diagnosis.judge
-    import davincirunsdk.diagnosis.parcel  # noqa: F401
+
+    if several_nodes:
+        import davincirunsdk.diagnosis.parcel  # noqa: F401

@@ -161,7 +161,6 @@ def _report(
 ) -> tuple[FailureReport, bytes]:
     # Loaded where it is needed: most jobs end well.
     from davincirunsdk.diagnosis.judge import read_accounts, report_on
-    from davincirunsdk.diagnosis.parcel import pack
 
     slow = lagging(worker.status for worker in seen.workers)[:2]
     evidence = replace(
@@ -178,7 +177,12 @@ def _report(
         roots = {worker.status.rank: Path(worker.plog_root) for worker in seen.workers if worker.plog_root}
         evidence = look_around(evidence, kills_before=kills_before, plog_roots=roots)
     read = read_accounts(evidence)
-    return report_on(evidence, read), pack(read) if len(cluster.nodes) > 1 else b""
+    accounts = b""
+    if len(cluster.nodes) > 1:
+        from davincirunsdk.diagnosis.parcel import pack
+
+        accounts = pack(read)
+    return report_on(evidence, read), accounts
 
 
 def _plain_report(seen: Seen, cluster: Cluster, why: str) -> FailureReport:
