@@ -10,7 +10,6 @@ import errno
 import os
 import shutil
 import socket
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -376,6 +375,8 @@ def _check_document(path: Path | None, name: str) -> None:
     """
     if path is None or (path.exists() and not path.is_file()):
         return
+    import tempfile
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
