@@ -379,6 +379,8 @@ def _check_document(path: Path | None, name: str) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        import tempfile
+
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
