@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from davincirunsdk.phrases import count
 from davincirunsdk.types import JobState, Verdict
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def report_data(result: RunResult) -> dict[str, object]:
     if result.report is not None:
         return result.report.to_dict()
     good = result.state is JobState.SUCCEEDED
-    why = f"all {len(result.workers)} workers ended well" if good else "the job was stopped"
+    why = f"{count(len(result.workers), 'worker')} ended well" if good else "the job was stopped"
     return {
         "schema": 1,
         "verdict": (Verdict.SUCCEEDED if good else Verdict.STOPPED).value,

@@ -393,7 +393,7 @@ class JobBody(ABC):
         """Name, command and state; never a variable's value."""
         command = " ".join(self._options.command)
         shown = command if len(command) <= 60 else f"{command[:57]}..."
-        ranks = f", {len(self.workers)} workers" if self.workers else ""
+        ranks = f", {count(len(self.workers), 'worker')}" if self.workers else ""
         return f"<{type(self).__name__} {self.job_id or '(not started)'}: {shown!r}, {self.state}{ranks}>"
 
     # What our own modules use.

@@ -452,7 +452,7 @@ class RunResult:
         took = f"{self.ended - self.started:.1f} s"
         return (
             f"<RunResult {self.job_id}: {self.state}, exit code {self.exit_code}{blamed}, "
-            f"{len(self.workers)} workers, {took}, logs in {self.log_dir}>"
+            f"{len(self.workers)} worker{'s' * (len(self.workers) != 1)}, {took}, logs in {self.log_dir}>"
         )
 
 

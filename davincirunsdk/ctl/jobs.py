@@ -96,8 +96,13 @@ def find_job(name: str | None) -> HostJob:
         job for job in jobs if name is None or job.job_id == name or (job.mark and job.mark.startswith(name))
     ]
     if not fitting:
-        known = ", ".join(f"{job.job_id} ({job.mark})" for job in jobs) or "no job runs here"
-        raise NoSuchJobError(f"no job {name!r} runs on this host: {known}" if name else known)
+        if name is None:
+            raise NoSuchJobError("no job runs here")
+        known = ", ".join(f"{job.job_id} ({job.mark})" for job in jobs) or "none"
+        raise NoSuchJobError(
+            f"no job {name!r} runs on this host; running: {known} (`davincirunctl report LOGDIR` tells of one "
+            "that is over)"
+        )
     if len(fitting) > 1:
         listed = ", ".join(f"{job.mark} (launcher {job.launcher}, {job.job_id})" for job in fitting)
         raise SeveralJobsError(f"several jobs fit: {listed}; give the short mark of one")

@@ -180,7 +180,7 @@ def _numbers(text: str) -> Iterator[int]:
 
 def _summary(table: RankTable) -> str:
     nodes = len(table.nodes()) if all(server.rows for server in table.servers) else len(table.servers)
-    return f"{table.form}, {nodes} node{'s' if nodes != 1 else ''}, {table.world_size} devices"
+    return f"{table.form}, {nodes} node{'s' if nodes != 1 else ''}, {table.world_size} device{'s' if table.world_size != 1 else ''}"
 
 
 def _report(name: str, findings: Findings) -> Iterator[str]:

@@ -194,3 +194,11 @@ async def test_reprs_say_what_a_person_needs(job_folder: Path) -> None:
     assert repr(result).startswith("<RunResult mine: SUCCEEDED, exit code 0, 2 workers, ")
     assert str(job_folder) in repr(result)
     assert "secret" not in repr(manager) + repr(result)
+
+
+@pytest.mark.parametrize(("workers", "said"), [(1, "1 worker,"), (2, "2 workers,")])
+async def test_one_worker_is_not_several(workers: int, said: str) -> None:
+    """What a person sees of a result is English."""
+    async with job("true", workers=workers) as manager:
+        assert said[:-1] + ">" in repr(manager)
+        assert said in repr(await manager.wait())
