@@ -100,8 +100,8 @@ def find_job(name: str | None) -> HostJob:
             raise NoSuchJobError("no job runs here")
         known = ", ".join(f"{job.job_id} ({job.mark})" for job in jobs) or "none"
         raise NoSuchJobError(
-            f"no job {name!r} runs on this host; running: {known} (`davincirunctl report LOGDIR` tells of one "
-            "that is over)"
+            f"no job {name!r} runs on this host; running: {known} (`davincirunctl report LOGDIR` tells of "
+            "one that is over)"
         )
     if len(fitting) > 1:
         listed = ", ".join(f"{job.mark} (launcher {job.launcher}, {job.job_id})" for job in fitting)

@@ -11,6 +11,7 @@ import click
 
 from davincirunsdk import __version__
 from davincirunsdk.errors import DavinciRunError, RankTableError
+from davincirunsdk.phrases import count
 from davincirunsdk.rank_table import dump, examine, parse
 from davincirunsdk.rank_table.file import MOST_BYTES, read_file, write_text
 from davincirunsdk.rank_table.findings import UNKNOWN
@@ -180,7 +181,7 @@ def _numbers(text: str) -> Iterator[int]:
 
 def _summary(table: RankTable) -> str:
     nodes = len(table.nodes()) if all(server.rows for server in table.servers) else len(table.servers)
-    return f"{table.form}, {nodes} node{'s' if nodes != 1 else ''}, {table.world_size} device{'s' if table.world_size != 1 else ''}"
+    return f"{table.form}, {count(nodes, 'node')}, {count(table.world_size, 'device')}"
 
 
 def _report(name: str, findings: Findings) -> Iterator[str]:
