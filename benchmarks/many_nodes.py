@@ -1,4 +1,4 @@
-"""What the driver of a job on many nodes costs: nodes that only reply, from 4 to 1,024, 8 workers each.
+"""What the driver of a job on many nodes costs: nodes that only reply, from 4 to 4,096, 8 workers each.
 
     python benchmarks/many_nodes.py [NODES...]
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SIZES = (4, 16, 64, 256, 1024)
+SIZES = (4, 16, 64, 256, 1024, 4096)
 PER_NODE = 8
 
 
@@ -145,7 +145,12 @@ class RepliesOnly:
             replace(worker, state=WorkerState.STOPPED, exit_code=-15, ended=time.time())
             for worker in self._workers
         )
-        events = tuple(Event(kind="exited", time=time.time(), rank=w.rank, exit_code=-15) for w in ended)
+        if self._failing is not None:
+            failed = replace(ended[0], state=WorkerState.FAILED, exit_code=1, last_line="RuntimeError: no")
+            ended = (failed, *ended[1:])
+        events = tuple(
+            Event(kind="exited", time=time.time(), rank=w.rank, exit_code=w.exit_code) for w in ended
+        )
         return self._wire.carry(NodeReport(workers=ended, events=events, result=self._result(ended)))
 
     async def stop(self, now: bool) -> None:
