@@ -366,6 +366,7 @@ class Attempt:
         """End what outlived the workers."""
         if not self.fail_fast and not self.is_stopping:
             await self._keep_survivors()
+        by_itself = not self.is_stopping
         self._deadline = min(self._deadline, time.monotonic() + self._grace_period)
         ending = self._look(self._ending().end)
         found = await self._result_of(ending, ())
@@ -388,7 +389,7 @@ class Attempt:
             )
         # A worker that got our stop signal may take its time with its helpers: only those of a job
         # that ended by itself are worth a word.
-        if found and not self.is_stopping:
+        if found and by_itself:
             logger.warning(
                 "%s and had to be ended: %s",
                 "1 process outlived its worker"
