@@ -122,13 +122,15 @@ async def until_unreachable(
         on_change: Called when the place cannot be reached any more, with False, and when it can be again.
     """
     reached, well = time.monotonic(), True
-    while time.monotonic() - reached < bound():
+    while True:
         found = await is_reachable(place, HEAD_STEP)
         if found != well:
             on_change(found)
         well = found
         if found:
             reached = time.monotonic()
+        elif time.monotonic() - reached >= bound():
+            return
         await asyncio.sleep(HEAD_STEP if found else 1.0)
 
 
