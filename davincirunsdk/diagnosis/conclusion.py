@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.evidence import End
 from davincirunsdk.diagnosis.knowledge import Role, Words
+from davincirunsdk.diagnosis.reasons import reason_in_chinese
 from davincirunsdk.phrases import compact
 from davincirunsdk.types import Verdict, WorkerState
 
@@ -86,16 +87,18 @@ def _by_time(evidence: Evidence) -> Callable[[Account], tuple[int, float, int]]:
 def _told_from_above(evidence: Evidence, ranks: Sequence[Account]) -> _Found | None:
     """What the supervisor itself knows: limits, errors of our own, a stop that somebody asked for."""
     reason = evidence.reason
+    in_chinese = reason_in_chinese(reason)
     if evidence.end is End.INTERNAL_ERROR:
         why = Words(
-            en=f"An error of the launcher itself ended the job: {reason}", zh=f"启动器自身出错：{reason}"
+            en=f"An error of the launcher itself ended the job: {reason}",
+            zh=f"启动器自身出错{'：' + in_chinese if in_chinese else ''}",
         )
         return Verdict.INTERNAL_ERROR, (), why
     if evidence.end is End.STOPPED:
         said_en = f": {reason}" if reason else ""
         why = Words(
             en=f"Sure: the job was stopped from outside{said_en}",
-            zh=f"确定：作业被外部停止{'：' + reason if reason else ''}",
+            zh=f"确定：作业被外部停止{'：' + in_chinese if in_chinese else ''}",
         )
         return Verdict.STOPPED, (), why
     if evidence.end in (End.TIME_LIMIT, End.STALLED):
@@ -106,7 +109,7 @@ def _told_from_above(evidence: Evidence, ranks: Sequence[Account]) -> _Found | N
             suspects = _look_at(running, [one for one in ranks if one.finding is not None], ranks)
         stalled = evidence.end is End.STALLED
         en = reason or ("no rank made progress" if stalled else "the time limit was reached")
-        zh = reason or ("没有 rank 有进展" if stalled else "达到时间限制")
+        zh = in_chinese or ("没有 rank 有进展" if stalled else "达到时间限制")
         if suspects and any(one not in suspects for one in running):
             listed = _list(suspects)
             en, zh = f"{en}; {listed.en} may hold the others up", f"{zh}；可能由 {listed.zh} 引起"

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,9 @@ _MSRUN = re.compile(r"(?:\w*worker|.+?)_(?P<rank>\d+)\.log")
 _RANKED = re.compile(
     r"(?:.*?[_.-])??(?:rank|worker|proc|node|process|task|log|output|stderr|stdout)?[_.-]?(?P<rank>\d+)\.(?:log|txt|out|err)"
 )
+_TELLING = frozenset({"started", "stopping", "killing", "exited"})
+"""Kinds of events that say how ranks ended."""
+_STILL_RUNNING = re.compile(r"; still running: .*", re.DOTALL)
 _TORCHRUN_SUMMARY = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+)")
 
 
@@ -77,8 +81,12 @@ def explain_folder(path: Path, *, lang: str | None = None) -> FailureReport:
             f"no log of a rank in {path}; expected files such as job-proc-rank-0-device-0.txt, "
             "attempt_0/0/stderr.log, worker_0.log, or one log file"
         )
-    events = _events_of(path, job)
-    end, reason, number = _read_events(events, found) if events is not None else (End.WORKERS, "", "")
+    files = _events_of(path, job)
+    started = {rank for file in files for rank in _started(file)}
+    if started:
+        # A folder keeps the logs of ranks that only an earlier, larger job of the name had.
+        found = {rank: one for rank, one in found.items() if rank in started} or found
+    end, reason, number = _read_events(files[0], found) if files else (End.WORKERS, "", "")
     knows_ends = any(one.ended is not None for one in found.values())
     ranks = tuple(_evidence_of(rank, one, knows_ends) for rank, one in sorted(found.items()))
     return judge(
@@ -123,11 +131,14 @@ def _of_ours(path: Path) -> tuple[str, dict[int, _Found]]:
         if match is None or match["attempt"] is not None or not file.is_file():
             continue
         found = jobs.setdefault(match["job"], {}).setdefault(int(match["rank"]), _Found())
-        found.files.append(file)
+        newest[match["job"]] = max(newest.get(match["job"], 0.0), file.stat().st_mtime)
+        if found.files and file.stat().st_mtime < found.files[0].stat().st_mtime:
+            # An earlier job of the name had the rank on another device.
+            continue
+        found.files = [file]
         found.device = int(match["device"])
         error = file.with_name(f"{file.stem}-error.json")
         found.error_file = error if error.is_file() else None
-        newest[match["job"]] = max(newest.get(match["job"], 0.0), file.stat().st_mtime)
     if not jobs:
         return path.name, {}
     job = max(newest, key=lambda name: newest[name])
@@ -222,14 +233,21 @@ def _split_by_prefix(path: Path) -> dict[int, _Found]:
     return found
 
 
-def _events_of(path: Path, job: str) -> Path | None:
+def _events_of(path: Path, job: str) -> list[Path]:
+    """The events file of a job, or those of its nodes where each wrote its own: whichever is newest."""
     if not path.is_dir():
-        return None
-    candidates = [path / f"{job}-events.jsonl", *sorted(path.glob(f"{job}-node-*-events.jsonl"))]
-    return next((file for file in candidates if file.is_file()), None)
+        return []
+    nodes = sorted(path.glob(f"{escape(job)}-node-*-events.jsonl"))
+    whole = path / f"{job}-events.jsonl"
+    if not whole.is_file():
+        return nodes
+    newest = max((file.stat().st_mtime for file in nodes), default=-math.inf)
+    return [whole] if whole.stat().st_mtime >= newest else nodes
 
 
 def _events(path: Path) -> Iterator[dict[str, object]]:
+    """The events of the last job in a file: each job begins with `about`."""
+    last: list[dict[str, object]] = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
@@ -237,8 +255,22 @@ def _events(path: Path) -> Iterator[dict[str, object]]:
             except ValueError:
                 # A last line that was being written when the launcher was killed.
                 continue
-            if isinstance(event, dict):
-                yield event
+            if not isinstance(event, dict):
+                continue
+            if event.get("kind") == "about":
+                last.clear()
+            elif event.get("kind") in _TELLING:
+                last.append(event)
+    yield from last
+
+
+def _started(path: Path) -> set[int]:
+    """The ranks, auxiliary processes included, that a job has started according to its events."""
+    return {
+        rank
+        for event in _events(path)
+        if event.get("kind") == "started" and isinstance(rank := event.get("rank"), int)
+    }
 
 
 def _read_events(path: Path, found: dict[int, _Found]) -> tuple[End, str, str]:
@@ -261,7 +293,8 @@ def _read_events(path: Path, found: dict[int, _Found]) -> tuple[End, str, str]:
             one.node = node if isinstance(node := event.get("node"), str) else ""
         elif kind == "stopping" and math.isinf(told):
             told = float(moment)
-            text = detail if isinstance(detail, str) else ""
+            # Who ran then is told by the ends of the ranks, which come after it.
+            text = _STILL_RUNNING.sub("", detail) if isinstance(detail, str) else ""
             end, reason, number = (End.WORKERS, "", "") if failed else _why_stopped(text)
             for other in found.values():
                 if other.ended is None:
@@ -281,15 +314,15 @@ def _read_events(path: Path, found: dict[int, _Found]) -> tuple[End, str, str]:
 
 def _why_stopped(detail: str) -> tuple[End, str, str]:
     lowered = detail.lower()
-    if "failed" in lowered or "have ended" in lowered:
-        return End.WORKERS, "", ""
-    if "time limit" in lowered or "timeout" in lowered:
-        return End.TIME_LIMIT, detail, ""
-    if "stall" in lowered or "no progress" in lowered:
-        return End.STALLED, detail, ""
-    if "error in the supervisor" in lowered:
+    if "internal error" in lowered or "error in the supervisor" in lowered:
         return End.INTERNAL_ERROR, detail, ""
-    named = re.search(r"SIG[A-Z]+", detail)
+    if "time limit" in lowered or "timeout was" in lowered:
+        return End.TIME_LIMIT, detail, ""
+    if "showed progress" in lowered or "straggler_timeout" in lowered or "stall" in lowered:
+        return End.STALLED, detail, ""
+    if "failed" in lowered or "ended while workers" in lowered or "have ended" in lowered:
+        return End.WORKERS, "", ""
+    named = re.search(r"SIG[A-Z]+[12]?", detail)
     return End.STOPPED, detail, named[0] if named else ""
 
 

@@ -176,7 +176,9 @@ class _Writer:
         return self.said(f"job {job} failed: {first}", f"作业 {job} 失败：{first}")
 
     def _name(self, one: Account) -> str:
-        return f"rank {one.rank}" if one.rank >= 0 else f"MindSpore's {one.of.name}"
+        if one.rank >= 0:
+            return f"rank {one.rank}"
+        return self.said(f"MindSpore's {one.of.name}", f"MindSpore 的 {one.of.name}")
 
     def _end(self, one: Account) -> str:
         if one.of.start_error:

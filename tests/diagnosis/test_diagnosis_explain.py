@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,3 +157,89 @@ def test_language_of_the_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LANG", "C")
     assert "根因" not in explain_folder(tmp_path).text
     assert "根因" in explain_folder(tmp_path, lang="zh").text
+
+
+def event(kind: str, after: float, **about: object) -> str:
+    line = {"v": 1, "time": NOON + after, "kind": kind, "job": "job", "node": "a"}
+    return json.dumps(line | about) + "\n"
+
+
+def events_of_job(ranks: int, *, failing: int | None = None, detail: str = "") -> str:
+    """The events of a job whose ranks a stop ended, or one of them by itself before."""
+    lines = [event("about", 0, about={"command": "train.py"})]
+    lines += [event("started", 1, rank=rank, pid=70 + rank) for rank in range(ranks)]
+    lines += [event("stopping", 8, detail=detail)]
+    if failing is not None:
+        lines += [event("exited", 8, rank=failing, pid=70 + failing, exit_code=1)]
+    lines += [
+        event("exited", 9, rank=rank, pid=70 + rank, exit_code=-15)
+        for rank in range(ranks)
+        if rank != failing
+    ]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("appended", [False, True], ids=["file of its own", "appended"])
+@pytest.mark.parametrize(("before", "ranks", "failing"), [(8, 4, 2), (3, 2, 0), (16, 1, 0)])
+def test_ranks_of_an_earlier_larger_job_do_not_count(
+    tmp_path: Path, before: int, ranks: int, failing: int, appended: bool
+) -> None:
+    """Of a folder that two jobs of one name have used, only the ranks of the newer one are judged."""
+    write_ours(tmp_path, {rank: OWN if rank in (failing, before - 1) else STEPS for rank in range(before)})
+    newer = events_of_job(
+        ranks, failing=failing, detail=f"rank {failing} failed; still running: rank {ranks - 1}"
+    )
+    older = events_of_job(before, failing=before - 1, detail=f"rank {before - 1} failed")
+    (tmp_path / "job-events.jsonl").write_text(older + newer if appended else newer)
+    report = explain_folder(tmp_path, lang="en")
+    assert (report.verdict, report.ranks) == (Verdict.ROOT_CAUSE, (failing,))
+    assert len(report.failures) == 1
+    assert "still running" not in report.text
+    assert len(report.stopped_ranks) == ranks - 1
+
+
+@pytest.mark.parametrize("device", range(1, 8))
+def test_log_of_a_rank_on_another_device_before(tmp_path: Path, device: int) -> None:
+    """A rank that an earlier job of the name had on another device has its newest log only."""
+    old = tmp_path / f"job-proc-rank-0-device-{device}.txt"
+    old.write_text(OWN.replace("boom-42", "stale"))
+    os.utime(old, (NOON, NOON))
+    write_ours(tmp_path, {0: OWN, 1: STEPS})
+    text = explain_folder(tmp_path, lang="en").text
+    assert "boom-42" in text
+    assert "stale" not in text
+
+
+_REASONS = {
+    "SIGTERM": ("SIGTERM", Verdict.STOPPED),
+    "SIGUSR1 from pid 7": ("SIGUSR1", Verdict.STOPPED),
+    "stop was asked for": ("", Verdict.STOPPED),
+    "the job was cancelled": ("取消", Verdict.STOPPED),
+    "the time limit of 90 s was reached": ("90 秒", Verdict.TIME_LIMIT),
+    "no rank showed progress for 30 s": ("30 秒", Verdict.STALLED),
+    "ranks 1, 2 still ran 5 s after rank 0 had ended well (straggler_timeout)": (
+        "rank 1, 2 仍在运行", Verdict.STALLED,
+    ),
+    "internal error of davincirunsdk: OSError: write failed": (
+        "OSError: write failed", Verdict.INTERNAL_ERROR,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", _REASONS)
+@pytest.mark.parametrize("lang", ["zh", "en"])
+def test_reason_of_a_stop_is_told_in_one_language(tmp_path: Path, reason: str, lang: str) -> None:
+    """A stop's reason is in the report's language, and nobody who has ended is said to run still."""
+    write_ours(tmp_path, dict.fromkeys(range(3), STEPS))
+    detail = f"{reason}; still running: rank 0, rank 1, rank 2"
+    (tmp_path / "job-events.jsonl").write_text(events_of_job(3, detail=detail))
+    report = explain_folder(tmp_path, lang=lang)
+    chinese, verdict = _REASONS[reason]
+    assert report.verdict is verdict
+    assert "; still running" not in report.text
+    if lang == "en":
+        assert reason in " ".join(report.text.split())
+        return
+    assert chinese in report.text
+    known = {"rank", "SIGTERM", "SIGUSR", *re.findall("[A-Za-z]+", chinese)}
+    assert set(re.findall("[A-Za-z]+", report.why)) <= known
