@@ -475,6 +475,23 @@ def _nobody_failed(ranks: Sequence[Account]) -> _Found:
                 zh=f"很可能：其他 rank 都正常结束，只有 rank {one.rank} 没有结束",
             ),
         )
+    # Where nobody saw an end, lines that came after an error do not prove that the rank survived it.
+    broken = [
+        one
+        for one in ranks
+        if one.of.state is WorkerState.RUNNING and one.of.ended is not None and one.of.told is None
+        if one.passing is not None and one.passing.role is not Role.SECONDARY and not one.passing.told
+    ]
+    if broken:
+        listed = _list(broken)
+        return (
+            Verdict.SUSPECTS,
+            broken[:_MOST_SUSPECTS],
+            Words(
+                en=f"Not sure: {listed.en} wrote an error, and its log went on after it; how it ended is not known",
+                zh=f"不确定：{listed.zh} 写出了错误，之后日志仍有输出；如何结束未知",
+            ),
+        )
     return (
         Verdict.UNCLEAR,
         (),

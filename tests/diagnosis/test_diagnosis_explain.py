@@ -243,3 +243,21 @@ def test_reason_of_a_stop_is_told_in_one_language(tmp_path: Path, reason: str, l
     assert chinese in report.text
     known = {"rank", "SIGTERM", "SIGUSR", *re.findall("[A-Za-z]+", chinese)}
     assert set(re.findall("[A-Za-z]+", report.why)) <= known
+
+
+@pytest.mark.parametrize("write", [write_msrun, write_torchrun], ids=["msrun", "torchrun"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: set device failed\n[ERROR] EE1001\n",
+        OWN.removeprefix(STEPS),
+        "RuntimeError: boom\n[ERROR] some call failed\nEE1001: The argument is invalid.\n",
+    ],
+    ids=["code", "traceback", "code in a line of its own"],
+)
+def test_output_after_an_error_hides_it_not(
+    tmp_path: Path, write: Callable[[Path, dict[int, str]], None], error: str
+) -> None:
+    """Without known ends, ranks that wrote an error and more after it are those to look at."""
+    write(tmp_path, dict.fromkeys((0, 1), STEPS + error + STEPS) | {2: STEPS})
+    assert explain_folder(tmp_path, lang="en").ranks == (0, 1)
