@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
+from davincirunsdk.concurrency import call_in_loop
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError
 from davincirunsdk.phrases import count
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR
@@ -179,7 +180,8 @@ def _code_of(job: JobBody) -> int:
         What the process is to end with.
     """
     try:
-        with signals_end_waiting():
+        loop = _loop_of(job)
+        with signals_end_waiting(lambda: call_in_loop(loop, job._request_stop)) as settle:
             workers = count(len(job.workers), "worker")
             try:
                 if job._is_over:
@@ -189,7 +191,8 @@ def _code_of(job: JobBody) -> int:
                     f"the script has ended, and nobody waits for job {job.job_id} ({workers}): waiting for "
                     f"its end; Ctrl-C or `kill {os.getpid()}` stops it"
                 )
-                asyncio.run_coroutine_threadsafe(job._wait_here(), _loop_of(job)).result()
+                asyncio.run_coroutine_threadsafe(job._wait_here(), loop).result()
+                settle()
             finally:
                 end(job)
     except DistributedRuntimeError as error:
@@ -299,13 +302,21 @@ def _loop_of(job: JobBody) -> asyncio.AbstractEventLoop:
 
 
 @contextmanager
-def signals_end_waiting() -> Iterator[None]:
+def signals_end_waiting(at_once: Callable[[], object] | None = None) -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM end the waiting inside, where the program leaves both to their defaults.
 
     A further one raises only when it counts: what wrappers deliver twice, and a key held down, must not
     tear the ending that the first has begun. SIGTERM's default action comes at the end of the outermost
     block, when job and cache folder are gone.
+
+    Args:
+        at_once: Called by the handler before it raises: what it raises is lost where Python happens to
+            be inside a callback that lets no exception out.
+
+    Yields:
+        What raises an interrupt that was lost so.
     """
+    raised: list[type[BaseException]] = []
     kinds: dict[signal.Signals, type[BaseException]] = {}
     if threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -319,11 +330,18 @@ def signals_end_waiting() -> Iterator[None]:
         now = time.monotonic()
         if now - counted >= COUNTS_AFTER:
             counted = now
-            raise kinds[signal.Signals(number)]
+            raised.append(kinds[signal.Signals(number)])
+            if at_once is not None:
+                at_once()
+            raise raised[-1]
+
+    def settle() -> None:
+        if raised:
+            raise raised[0]
 
     before = {number: signal.signal(number, raise_if_it_counts) for number in kinds}
     try:
-        yield
+        yield settle
     except Terminated:
         if signal.SIGTERM not in kinds:
             raise

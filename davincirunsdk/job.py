@@ -448,6 +448,7 @@ class JobBody(ABC):
             workers=(*self.workers, *self.auxiliaries),
             log_dir=self._log_dir,
             report=str(self._error) if self._error is not None else "",
+            page=None if self._options.html is None else self._document(self._options.html),
         )
 
     @property

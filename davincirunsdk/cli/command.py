@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
+from davincirunsdk.cli.check import node_is_well
 from davincirunsdk.cli.detached import detach
 from davincirunsdk.cli.options import GroupedCommand, job_options
 from davincirunsdk.cli.peers import PeerOptionError, translate
@@ -130,6 +131,8 @@ def _command(
             if engine is None and same:
                 check_syntax(complete, absolute("work_dir", work_dir))
             options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
+            if others["check"] and not node_is_well(options, words, quiet=quiet):
+                return _PLATFORM
             run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period, started=started)
             notify = None if quiet else words.say
             if options.debug is not None:

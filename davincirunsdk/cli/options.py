@@ -419,6 +419,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         FAILURE,
+        "--check",
+        is_flag=True,
+        help="Check this node first, as `davincirunctl doctor` does, and start nothing on a fault.",
+    ),
+    _option(
+        FAILURE,
         "--report",
         type=click.Path(dir_okay=False),
         metavar="FILE",

@@ -112,7 +112,7 @@ class Panel:
             f'<div style="margin-bottom:4px">{_badge(str(snapshot.state))} '
             f"<b>job {escape(snapshot.job_id)}</b>"
             f'<span style="color:{_QUIET}"> &middot; logs in {escape(str(snapshot.log_dir))}'
-            f"{_as_of(snapshot)}</span></div>"
+            f"{_run_report(snapshot)}{_as_of(snapshot)}</span></div>"
         )
 
     def _table(self, snapshot: Snapshot) -> str:
@@ -165,6 +165,16 @@ def _word(rank: int) -> str:
 def _as_of(snapshot: Snapshot) -> str:
     # A kernel that is restarted or killed leaves its panel as it is, for ever.
     return time.strftime(", as of %Y-%m-%d %H:%M:%S") if snapshot.state in UNFINISHED else ""
+
+
+def _run_report(snapshot: Snapshot) -> str:
+    """Link to the page that is written at the end, where one was asked for."""
+    if snapshot.page is None:
+        return ""
+    name = escape(snapshot.page.name)
+    if snapshot.state in UNFINISHED:
+        return f" &middot; run report {name} at the end"
+    return f' &middot; <a href="{escape(snapshot.page.absolute().as_uri())}">run report {name}</a>'
 
 
 def _badge(state: str) -> str:

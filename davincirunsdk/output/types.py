@@ -21,6 +21,7 @@ class Snapshot:
         workers: One status per worker of this node, auxiliary processes last.
         log_dir: Folder of the log files.
         report: The failure report, "" while there is none.
+        page: File of the run report that is written at the end, None for none.
     """
 
     job_id: str
@@ -28,6 +29,7 @@ class Snapshot:
     workers: tuple[WorkerStatus, ...]
     log_dir: Path
     report: str = ""
+    page: Path | None = None
 
 
 class Sink(Protocol):

@@ -242,8 +242,11 @@ def test_waiting_at_the_end_can_be_stopped(number: signal.Signals, code: int, jo
         while "nobody waits" not in process.stderr.readline():
             pass
         process.send_signal(number)
-        said = process.stderr.read()
-        assert process.wait(30) == code
+        try:
+            said = process.stderr.read()
+            assert process.wait(30) == code
+        finally:
+            process.kill()
     assert (job_folder / "saved").exists()
     assert "Exception ignored" not in said
     assert "Traceback" not in said

@@ -205,3 +205,21 @@ def test_the_command_says_it_with_its_exit_code(npus: int, code: int | None, tmp
     here = {line["level"] for line in lines if line["check"] != "left-over processes"}
     assert code is None or (3 if "fault" in here else 1) == code
     assert all(line["remedy"] for line in lines if line["level"] != "ok")
+
+
+def test_a_job_is_not_started_on_a_node_with_a_fault(tmp_path: Path) -> None:
+    """`--check` looks first: a fault ends with 3, said with its remedy, and nothing is started."""
+    command = [sys.executable, "-m", "davincirunsdk", "--check", "--nproc-per-node", "1"]
+    words = ["sh", "-c", "touch started"]
+    done = subprocess.run(
+        [*command, *words],
+        cwd=tmp_path,
+        env=os.environ | {"MS_SCHED_HOST": "no-such-host.invalid"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "fault: names: found no address of 'no-such-host.invalid'" in done.stderr
+    assert "nothing is started" in done.stderr
+    assert not (tmp_path / "started").exists()

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "davincirunsdk"
 # the exceptions named behind them.
 ORDER: list[dict[str, set[str]]] = [
     {"__main__": set()},
-    {"ctl": set(), "cli": set(), "notebook": {"cli"}},
+    {"ctl": set(), "cli": {"ctl"}, "notebook": {"cli"}},
     {"blocking": {"aio"}, "aio": set(), "engines": set()},
     {"manager": {"engines"}, "background": set()},
     {"job": set()},

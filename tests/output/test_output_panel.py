@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from output_helpers import Job, worker
 
 from davincirunsdk.output.panel import Panel
 from davincirunsdk.output.tail import Tail
+from davincirunsdk.output.types import Snapshot
 from davincirunsdk.types import JobState, WorkerState
 
 NASTY = "</div><script>alert('x')</script> & \"quoted\" <b>bold"
@@ -211,3 +213,20 @@ def test_shortened_tail_counts_on() -> None:
     assert short.lines() == [(0, str(number)) for number in range(8, 12)]
     assert short.lines_left_out == 8
     assert tail.shortened(lines=10, size=1000) is tail
+
+
+def test_the_run_report_is_linked_when_it_is_written() -> None:
+    """While the job runs its name is told, at the end it is a link; what is in the name stays text."""
+    page = Path("/tmp/<b>run.html")
+    running, over = (
+        Panel("key", {0: "rank 0"}).html(
+            Snapshot(job_id="j", state=state, workers=(), log_dir=Path("log"), page=page),
+            Tail(lines=5, size=500),
+            [],
+        )
+        for state in (JobState.RUNNING, JobState.SUCCEEDED)
+    )
+    assert "<a href" not in running
+    assert "at the end" in running
+    assert 'href="file:///tmp/%3Cb%3Erun.html"' in over
+    assert "<b>run" not in over
