@@ -191,10 +191,11 @@ def test_a_script_that_ends_waits_for_a_forgotten_job(job: int, script: int, job
         [PY, "script.py", str(job), str(script)], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == (job or script)
-    assert "[rank 0] trained" in done.stdout
+    # Where one fails, the other may be stopped before it has said anything.
+    assert ("[rank 0] trained" in done.stdout) or (job and "[rank 1] trained" in done.stdout)
     assert "nobody waits for job" in done.stderr
     assert "stops it" in done.stderr
-    assert ("root cause" in done.stderr) is bool(job)
+    assert ("exit code 7" in done.stderr) is bool(job)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 
