@@ -245,7 +245,7 @@ def _join_others() -> None:
         others[0].join()
 
 
-background = _Background()
+background: _Background = _Background()
 
 
 def wait(job: JobBody, *, destroy: bool) -> RunResult:

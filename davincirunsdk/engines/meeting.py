@@ -166,7 +166,7 @@ class Meeting(ABC):
         self._error: PlatformError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._hurry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.joined = False
+        self.joined: bool = False
 
     @abstractmethod
     async def open(self) -> None:

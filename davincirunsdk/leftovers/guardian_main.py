@@ -66,7 +66,7 @@ class Watch:
         self.supervisor = supervisor
         self.jobs: dict[str, Job] = {}
         self.folders: set[str] = set()
-        self.dismissed = False
+        self.dismissed: bool = False
 
     def take(self, message: bytes, descriptors: list[int]) -> None:
         """Follow one order."""

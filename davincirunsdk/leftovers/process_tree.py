@@ -71,7 +71,7 @@ class ProcessTree:
         proc: Proc | None = None,
         since: int = 0,
     ) -> None:
-        self.proc = proc or Proc()
+        self.proc: Proc = proc or Proc()
         self._marks = marks
         self._guardians = guardians
         self._since = since

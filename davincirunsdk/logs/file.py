@@ -72,6 +72,15 @@ class LogFile:
                 "what they print is not kept until the file can be written again"
             )
 
+    def shorten(self, size: int) -> None:
+        """Take bytes off the end of the file.
+
+        Raises:
+            OSError: It cannot be cut.
+        """
+        os.truncate(self.path, self.size - size)
+        self.size -= size
+
     def move(self, pipe: int, size: int) -> int:
         """Append bytes of a pipe without reading them; blocks as long as the disk does.
 

@@ -111,8 +111,7 @@ class LimitedLogFile(LogFile):
                 end = head.read(_LONG_LINE)
             cut = len(end) - (end.rfind(b"\n") + 1 or whole_characters(end))
             if cut and size == self.size:
-                os.truncate(self.path, size - cut)
-                self.size -= cut
+                self.shorten(cut)
                 return cut
         except OSError:
             # Of a head that cannot be read, nothing is cut.

@@ -33,10 +33,11 @@ class Channel:
         try:
             os.truncate(self._file, places * SLOT_BYTES)
             self._memory = mmap.mmap(self._file, 0)
-            self.bell, self._bell_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            bell, self._bell_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except BaseException:
             os.close(self._file)
             raise
+        self.bell: int = bell
 
     def variable(self, place: int) -> str:
         """Value of the variable by which a worker finds its place."""
