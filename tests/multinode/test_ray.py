@@ -18,6 +18,8 @@ import pytest
 from processes import is_alive, wait_until
 from ray_nodes import PROGRAMS, RayCluster, ray_cluster
 
+from davincirunsdk.background import COUNTS_AFTER
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -79,6 +81,12 @@ def logs() -> str:
 def saved_after(moment: float) -> list[float]:
     """Seconds from a moment to each worker's SIGTERM; the nodes share this machine's clock."""
     return sorted(float(stamp) - moment for stamp in re.findall(r"saved on SIGTERM ([\d.]+)", logs()))
+
+
+def wait_until_a_further_signal_counts() -> None:
+    """Let the second pass within which a further signal is taken for the same wish, delivered twice."""
+    counted = time.monotonic()
+    wait_until(lambda: time.monotonic() - counted > COUNTS_AFTER + 0.2)
 
 
 def drive(way: str, *arguments: str) -> dict[str, object]:
@@ -215,6 +223,7 @@ def test_a_second_signal_kills_at_once() -> None:
         assert process.stderr is not None
         while "SIGINT: stopping" not in process.stderr.readline():
             pass
+        wait_until_a_further_signal_counts()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == 130
@@ -289,6 +298,7 @@ def test_a_second_interrupt_ends_the_blocking_twin_at_once() -> None:
             (events,) = Path("log").glob("*-nodes-events.jsonl")
             process.send_signal(signal.SIGINT)
             wait_until(lambda: '"stopping"' in events.read_text(), timeout=15, what="the stop has begun")
+            wait_until_a_further_signal_counts()
             process.send_signal(signal.SIGINT)
             stdout, _ = process.communicate(timeout=30)
         finally:
