@@ -75,8 +75,11 @@ async def test_a_report_that_cannot_be_written_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The job ends as it would; the reason is said."""
-    (tmp_path / "file").touch()
-    error = await run(FAILS, report=tmp_path / "file" / "report.json")
+    (tmp_path / "folder").mkdir()
+    # A folder that goes while the job runs: one that is not there at the start is an error then.
+    source = "import os, sys; r = int(os.environ['RANK']); r and (os.rmdir('folder'), open('folder', 'w')); "
+    command = [sys.executable, "-c", source + "sys.exit(r * 3)"]
+    error = await run(command, report=tmp_path / "folder" / "report.json")
     assert error is not None
     assert error.exit_code == 3
     assert "report.json cannot be written" in caplog.text
