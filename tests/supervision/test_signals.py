@@ -212,9 +212,13 @@ def test_control_c_in_a_script(recorded: Recorded, start: Start, tmp_path: Path)
 def test_more_control_c_in_a_script(storm: int, recorded: Recorded, start: Start, tmp_path: Path) -> None:
     """One a second after the first does not wait for the grace period; a storm before it counts as one."""
     process = start(*script(recorded, tmp_path, 600))
+    began = time.monotonic()
     for _ in range(storm):
         process.send_signal(signal.SIGINT)
         time.sleep(0.002)
+        if time.monotonic() - began > 0.5:
+            # On a busy machine the rest would come as a second wish.
+            break
     began = time.monotonic()
     # All that came so far may be copies of one wish.
     wait_until(lambda: time.monotonic() - began > 1.1)
