@@ -195,7 +195,7 @@ def test_a_killed_agent_ends_all_nodes(cluster: RayCluster) -> None:
 
 def test_nothing_outlives_a_killed_driver(cluster: RayCluster) -> None:
     """SIGKILL of the driver ends every worker of every node, those deaf to SIGTERM and their children too."""
-    with job("--deaf", "--grandchild") as process:
+    with job("--deaf", "--grandchild", options=("--grace-period", "3")) as process:
         assert len(cluster.job_processes()) == 4 * NODES
         process.kill()
         process.communicate()
@@ -212,7 +212,7 @@ def test_a_signal_to_the_driver_stops_all_nodes(number: signal.Signals, code: in
     assert process.returncode == code, stderr
     assert len(saved_after(began)) == 2 * NODES
     assert saved_after(began)[-1] < SOON
-    assert f"{2 * NODES} workers ended in time, 0 killed" in stderr
+    assert f"ranks 0-{2 * NODES - 1} ended in time\n" in stderr
     assert all(line.startswith("davincirun: ") for line in stderr.splitlines()), stderr
 
 
@@ -356,7 +356,8 @@ def test_waiting_for_nodes_can_be_interrupted() -> None:
         try:
             said = process.stderr.readline()
             assert "waiting for 40 nodes with 8 NPU free on each" in said
-            assert "90 s more at most (--placement-timeout); 4 of 40 now; NPU free: " in said, said
+            assert re.search(r"free on each, 0:01:\d\d more at most \(--placement-timeout\)", said), said
+            assert "; 4 of 40 now; NPU free: " in said, said
             process.send_signal(signal.SIGINT)
             stderr = process.stderr.read()
             assert process.wait(timeout=30) == 130
