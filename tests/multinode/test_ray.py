@@ -44,7 +44,8 @@ def in_folder(cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     yield
-    wait_until(lambda: not cluster.job_processes(), timeout=15, what="no worker is left on any node")
+    # A killed agent leaves its workers' children the grace period, and its guardian 3 s after it.
+    wait_until(lambda: not cluster.job_processes(), timeout=15 + 3 + 7, what="no worker is left on any node")
     wait_until(lambda: not cluster.agents(), timeout=15, what="no agent is left on any node")
     while sum(is_alive(raylet) for raylet in cluster.raylets) < NODES:
         cluster.add_node()
