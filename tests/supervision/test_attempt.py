@@ -133,7 +133,7 @@ class TestStrays:
         """A file for the pid of a process that is not the job's any more; it is ended afterwards."""
         path = Path("stranger").absolute()
         yield path
-        os.kill(int(path.read_text()), signal.SIGKILL)
+        os.killpg(int(path.read_text()), signal.SIGKILL)
 
     @pytest.mark.parametrize("code", [0, 3])
     async def test_one_that_keeps_writing(self, code: int) -> None:
