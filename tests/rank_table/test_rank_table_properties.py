@@ -171,6 +171,7 @@ NEEDED = {
     *("net_instance_id", "net_type", "rank_addr_list", "addr_type", "addr", "ports"),
     *("device_count", "instance_count", "group_count"),
 }
+FREE = {"server_id", "pod_name", "net_instance_id"}  # names of any form, a number's too
 NOT_MISSED = {"device_count", "instance_count", "group_count"}  # their lack is a warning
 
 
@@ -232,7 +233,7 @@ def test_junk_is_found_where_it_is(document: Document, data: st.DataObject) -> N
     path = data.draw(st.sampled_from([p for p in places(document) if p[-1] in NEEDED]))
     value = at(document, path)
     fitting: list[Any] = JUNK
-    if isinstance(value, str) and not value.isdigit():
+    if path[-1] in FREE or (isinstance(value, str) and not value.isdigit()):
         fitting = [None, [], {}, 3.5, True]  # other texts may be as good a name
     broken = copy.deepcopy(document)
     put(broken, path, data.draw(st.sampled_from(fitting)))
