@@ -26,6 +26,9 @@ _FROM_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_JOB_ID", *ACTOR_ENVIRON
 HEAD_STEP = 5.0
 """Seconds between two looks whether the head can be reached."""
 
+_REFUSED_STEP = 1.0
+"""Seconds between two looks while it cannot be."""
+
 _RAY_PATIENCE = 60.0
 """Seconds without the head after which Ray ends every process that is connected; so long one may restart."""
 
@@ -118,20 +121,24 @@ async def until_unreachable(
 
     Args:
         place: Host and port.
-        bound: Gives the seconds of that while.
+        bound: Gives the seconds of that while, which begins with the first look that fails.
         on_change: Called when the place cannot be reached any more, with False, and when it can be again.
     """
-    reached, well = time.monotonic(), True
+    missed: float | None = None
     while True:
-        found = await is_reachable(place, HEAD_STEP)
-        if found != well:
-            on_change(found)
-        well = found
-        if found:
-            reached = time.monotonic()
-        elif time.monotonic() - reached >= bound():
+        if await is_reachable(place, HEAD_STEP):
+            if missed is not None:
+                missed = None
+                on_change(True)
+            await asyncio.sleep(HEAD_STEP)
+            continue
+        if missed is None:
+            missed = time.monotonic()
+            on_change(False)
+        left = missed + bound() - time.monotonic()
+        if left <= 0:
             return
-        await asyncio.sleep(HEAD_STEP if found else 1.0)
+        await asyncio.sleep(min(_REFUSED_STEP, left))
 
 
 async def is_reachable(place: tuple[str, int], timeout: float) -> bool:

@@ -34,7 +34,7 @@ class Head:
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
         """Listen, at the same port each time."""
-        server = await asyncio.start_server(self._answer, *self.place)
+        self.server = server = await asyncio.start_server(self._answer, *self.place)
         self.place = server.sockets[0].getsockname()[:2]
         try:
             yield
@@ -107,3 +107,19 @@ async def test_a_head_that_stays_away_is_lost() -> None:
         assert not watching.done()
         bounds.append(0.5)
         await asyncio.wait_for(asyncio.shield(watching), BOUND)
+
+
+async def test_one_look_that_fails_never_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patience shorter than the time between two looks is waited from the first look that fails."""
+    monkeypatch.setattr(ray_agent, "HEAD_STEP", 3.0)
+    head = Head()
+    async with head.up():
+        async with watch(head, [2.5]) as (watching, changes):
+            await looked_at(head, watching, 1)
+            head.server.close()
+            assert await asyncio.wait_for(changes.get(), BOUND) is False
+            async with head.up():
+                back = asyncio.create_task(changes.get())
+                await asyncio.wait({back, watching}, timeout=BOUND, return_when=asyncio.FIRST_COMPLETED)
+                assert not watching.done(), "one refused look was taken for the end"
+                assert back.result() is True
