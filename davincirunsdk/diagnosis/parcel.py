@@ -1,4 +1,4 @@
-"""Accounts on their way to the node that judges all: typed MessagePack, for nothing else is believed."""
+"""What nodes tell each other as MessagePack, above all accounts: typed, for nothing else is believed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from davincirunsdk.diagnosis.account import Account
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from davincirunsdk.diagnosis.account import Account
 
 
 def pack(accounts: Sequence[Account]) -> bytes:
@@ -24,30 +24,45 @@ def unpack(data: bytes) -> tuple[Account, ...]:
     Raises:
         msgspec.MsgspecError: They are no accounts.
     """
-    return msgspec.msgpack.decode(data, type=tuple[Account, ...], dec_hook=_decode) if data else ()
+    # Here, as the rest of this module serves wires that carry no accounts, in good time.
+    from davincirunsdk.diagnosis.account import Account
+
+    return msgspec.msgpack.decode(data, type=tuple[Account, ...], dec_hook=decode) if data else ()
 
 
-def _plain(account: Account) -> object:
-    return _unicode(msgspec.to_builtins(account, builtin_types=(bytes,), enc_hook=_encode))
+def encode(value: object) -> object:
+    """Give what MessagePack cannot hold a form that it can.
 
-
-def _encode(value: object) -> object:
+    Raises:
+        NotImplementedError: There is none.
+    """
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} cannot be sent")
 
 
-def _decode(kind: type, value: object) -> object:
+def decode(kind: type, value: object) -> object:
+    """Undo `encode`.
+
+    Raises:
+        NotImplementedError: Nothing is sent as this kind.
+        msgspec.ValidationError: The value is not of it.
+    """
     if issubclass(kind, Path):
         return Path(msgspec.convert(value, str))
     raise NotImplementedError(f"{kind.__name__} cannot be received")
 
 
-def _unicode(value: object) -> object:
+def in_unicode(value: object) -> object:
+    """Put escapes for what is not Unicode in all text of a value of built-in kinds."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {key: _unicode(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_unicode(one) for one in value]
+        return {in_unicode(key): in_unicode(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_unicode(one) for one in value]
     return value
+
+
+def _plain(account: Account) -> object:
+    return in_unicode(msgspec.to_builtins(account, builtin_types=(bytes,), enc_hook=encode))

@@ -7,13 +7,13 @@ import contextlib
 import struct
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import anyio
 import msgspec
 
 from davincirunsdk import errors
+from davincirunsdk.diagnosis import parcel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,7 +181,7 @@ def encode(message: Message) -> bytes:
         return _ENCODER.encode(message)
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(message, builtin_types=(bytes,), enc_hook=_plain)
-        return _ENCODER.encode(_unicode(plain))
+        return _ENCODER.encode(parcel.in_unicode(plain))
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -197,8 +197,6 @@ class _Error(msgspec.Struct, frozen=True):
 
 def _plain(value: object) -> object:
     """Give what MessagePack cannot hold a form that it can."""
-    if isinstance(value, Path):
-        return str(value)
     if isinstance(value, errors.DavinciRunError):
         kind = next((kind.__name__ for kind in _ERRORS if isinstance(value, kind)), "PlatformError")
         return msgspec.to_builtins(
@@ -211,15 +209,13 @@ def _plain(value: object) -> object:
                 where=value.where if isinstance(value, errors.RankTableError) else "",
             )
         )
-    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
+    return parcel.encode(value)
 
 
 def _decode(kind: type, value: object) -> object:
-    if issubclass(kind, Path):
-        return Path(msgspec.convert(value, str))
     if issubclass(kind, errors.DavinciRunError):
         return _rebuilt(msgspec.convert(value, _Error))
-    raise NotImplementedError(f"{kind.__name__} cannot be received")
+    return parcel.decode(kind, value)
 
 
 def _rebuilt(error: _Error) -> errors.DavinciRunError:
@@ -230,16 +226,6 @@ def _rebuilt(error: _Error) -> errors.DavinciRunError:
     if error.kind == "RankTableError":
         return errors.RankTableError(error.text, path=error.path, where=error.where)
     return errors.PlatformError(error.text)
-
-
-def _unicode(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if isinstance(value, dict):
-        return {_unicode(key): _unicode(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_unicode(one) for one in value]
-    return value
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)

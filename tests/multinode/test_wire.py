@@ -145,9 +145,10 @@ async def test_text_that_is_not_unicode_is_escaped_or_refused(
 ) -> None:
     """Odd file names in a report must not end a job; a command must not be changed on its way."""
     channel, _, reader = link
-    channel.send(calls.Failed(1, "file \udcff"))
-    (size,) = struct.unpack("!I", await reader.readexactly(4))
-    assert b"file \\xff" in await reader.readexactly(size)
+    for odd, escaped in (("\udcff", b"\\udcff"), ("\ud800", b"\\ud800")):
+        channel.send(calls.Failed(1, f"file {odd}"))
+        (size,) = struct.unpack("!I", await reader.readexactly(4))
+        assert b"file " + escaped in await reader.readexactly(size)
     plan = NodePlan(options=JobOptions.of(["\udcff"]), wanted_ranks=None, held_bytes=1)
     with pytest.raises(PlatformError, match="not UTF-8"):
         channel.send_exactly(calls.Start(call=1, plan=plan, table=""))
