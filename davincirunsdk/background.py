@@ -123,7 +123,8 @@ class _Background:
                 with suppress(*INTERRUPTS):
                     end(job)
             else:
-                self._exit_code = _code_of(job) or self._exit_code
+                code = _code_of(job)
+                self._exit_code = self._exit_code or code
 
     def _live(self, opened: Future[BlockingPortal]) -> None:
         try:

@@ -434,29 +434,37 @@ class Attempt:
     async def _until(self, condition: Callable[[], bool], limit: Limit = math.inf) -> bool:
         """Deal with messages until `condition` holds.
 
+        It counts only when nothing is left to be dealt with: what has ended is judged before the phase
+        that waited for it is over.
+
         Args:
-            condition: Looked at after every message.
+            condition: Looked at when all messages have been dealt with.
             limit: Monotonic second until which to wait at most; one that may change is called.
 
         Returns:
             Whether it holds.
         """
         loop = asyncio.get_running_loop()
-        while not condition():
+        while True:
+            for message in self._inbox.posted():
+                self._deal_safely_with(message)
+            if condition():
+                return True
             left = (limit() if callable(limit) else limit) - time.monotonic()
             if left <= 0:
                 return False
             timer = loop.call_later(left, self._inbox.post, messages.Nudge()) if left < math.inf else None
-            message = await self._inbox.take()
+            await self._inbox.filled()
             if timer is not None:
                 timer.cancel()
-            try:
-                self._deal_with(message)
-            except Exception as error:
-                if self.internal_error is not None:
-                    raise
-                self._break(error)
-        return True
+
+    def _deal_safely_with(self, message: messages.Message) -> None:
+        try:
+            self._deal_with(message)
+        except Exception as error:
+            if self.internal_error is not None:
+                raise
+            self._break(error)
 
     async def _result_of(self, look: asyncio.Future[T], without: T) -> T:
         """Wait for a look at processes, which a sick driver may hold up: then go on without its result."""
@@ -582,7 +590,8 @@ class Attempt:
             )
 
     def _say_goes_on(self, worker: Worker) -> None:
-        going = [one for one in self._running() if not one.spec.auxiliary]
+        # Those that are still to be started go on, too.
+        going = [one for one in self.workers if one.ended is None and not one.spec.auxiliary]
         if going and not self.is_stopping:
             how = signal_name(worker.exit_code) or f"exit code {worker.exit_code}"
             others = "the other goes on" if len(going) == 1 else f"{len(going)} others go on"
@@ -702,9 +711,10 @@ class Attempt:
         limit = time.monotonic() + _UNKILLABLE_AFTER
         timer = asyncio.get_running_loop().call_later(_UNKILLABLE_AFTER, self._inbox.post, messages.Nudge())
         while time.monotonic() < limit and (self._running() or not swept.done()):
-            message = await self._inbox.take()
-            if isinstance(message, messages.Exited):
-                message.worker.deal_with_end()
+            await self._inbox.filled()
+            for message in self._inbox.posted():
+                if isinstance(message, messages.Exited):
+                    message.worker.deal_with_end()
         timer.cancel()
 
     def _end_all(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from davincirunsdk.concurrency import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from davincirunsdk.errors import WorkerSpawnError
     from davincirunsdk.supervision.cause import Cause
@@ -128,8 +128,13 @@ class Inbox:
         if self._bell is not None:
             resolve(self._bell, None)
 
-    async def take(self) -> Message:
-        """Wait for the next message, however often this task is cancelled."""
+    def posted(self) -> Iterator[Message]:
+        """Take what has been posted, and what is posted meanwhile."""
+        while self._messages:
+            yield self._messages.popleft()
+
+    async def filled(self) -> None:
+        """Wait for a message, however often this task is cancelled."""
         while not self._messages:
             self._bell = asyncio.get_running_loop().create_future()
             try:
@@ -139,7 +144,6 @@ class Inbox:
                 self._on_cancel()
             finally:
                 self._bell = None
-        return self._messages.popleft()
 
     def close(self) -> None:
         """Drop what nobody will read."""

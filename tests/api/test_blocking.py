@@ -210,7 +210,7 @@ for name, code in ("first", sys.argv[1]), ("second", sys.argv[2]):
 """
 
 
-@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (4, 0, 4), (0, 5, 5), (4, 5, 5)])
+@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (4, 0, 4), (0, 5, 5), (4, 5, 4)])
 def test_a_forgotten_job_that_had_failed_is_reported(
     first: int, second: int, code: int, job_folder: Path
 ) -> None:

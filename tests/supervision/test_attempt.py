@@ -108,7 +108,8 @@ async def test_no_message_is_lost_to_a_cancellation() -> None:
 
     async def read() -> None:
         while len(got) < len(sent):
-            got.append(await inbox.take())
+            await inbox.filled()
+            got.extend(inbox.posted())
 
     reader = asyncio.create_task(read())
     for number, message in enumerate(sent):
@@ -534,3 +535,55 @@ async def _until_ready(job: FMKManager, count: int) -> None:
 def _end_children(pid: int) -> None:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         os.kill(int(child), signal.SIGTERM)
+
+
+TOGETHER = '''
+import asyncio, contextlib, os, sys, threading
+from davincirunsdk import DistributedRuntimeError, FMKManager
+
+WORKER = """
+import os, sys
+gate = open("gate")
+print("ready", flush=True)
+os.close(1), os.close(2)
+gate.read()
+os._exit(int(sys.argv[1][int(os.environ["RANK"])]))
+"""
+
+
+def refuse(_):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+async def main(threads, codes):
+    gate = os.open("gate", os.O_RDWR)
+    async with FMKManager([sys.executable, "-c", WORKER, codes], nproc_per_node=4) as manager:
+        for worker in manager.workers:
+            while b"ready" not in open(worker.log_path, "rb").read():
+                await asyncio.sleep(0.01)
+            while os.path.exists(f"/proc/{worker.pid}/fd/2"):
+                await asyncio.sleep(0.01)
+        if threads == "none":
+            threading.Thread.start = refuse
+        os.close(gate)
+        for worker in manager.workers:
+            # The loop stands still, and then sees all ends at once.
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(DistributedRuntimeError):
+            await manager.wait()
+    print(*(worker.state for worker in manager.workers), *(worker.exit_code for worker in manager.workers))
+
+
+asyncio.run(main(*sys.argv[1:]))
+'''
+
+
+@pytest.mark.parametrize("threads", ["some", "none"])
+@pytest.mark.parametrize("codes", ["0000", "0307"])
+def test_ends_in_one_moment_are_all_judged(threads: str, codes: str) -> None:
+    """Nothing follows an end before all that is known has been judged; Python 3.12 starts no thread then."""
+    os.mkfifo("gate")
+    words = [PY, "-c", TOGETHER, threads, codes]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    states = ["SUCCEEDED" if code == "0" else "FAILED" for code in codes]
+    assert done.stdout.split() == [*states, *codes], done.stderr

@@ -117,7 +117,8 @@ while not os.path.exists("failed.1"):
     time.sleep(0.01)
 if rank == 2:
     raise ValueError("no such benchmark")
-time.sleep(0.5)
+while not os.path.exists("failed.2"):
+    time.sleep(0.01)
 open(f"done.{rank}", "w").close()
 """
 
@@ -130,8 +131,9 @@ def test_keep_going(job_folder: Path) -> None:
     said = ""
     for line in process.stderr:
         said += line
-        if "rank 1 failed" in line:
-            (job_folder / "failed.1").touch()
+        for rank in (1, 2):
+            if f"rank {rank} failed" in line:
+                (job_folder / f"failed.{rank}").touch()
     process.stderr.close()
     assert process.wait(30) == 7, said
     assert sorted(path.name for path in job_folder.glob("done.*")) == ["done.0", "done.3"]
@@ -146,6 +148,7 @@ def test_keep_going(job_folder: Path) -> None:
 async def test_keep_going_is_awaited_to_the_end(job_folder: Path) -> None:
     """In the API `wait` raises when all have ended, not before."""
     (job_folder / "failed.1").touch()
+    (job_folder / "failed.2").touch()
     async with FMKManager([PY, "-c", EVALUATION], nproc_per_node=4, keep_going=True) as manager:
         with pytest.raises(DistributedRuntimeError) as caught:
             await manager.wait()
