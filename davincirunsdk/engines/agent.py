@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk import __version__
-from davincirunsdk.concurrency import in_thread, resolve
+from davincirunsdk.concurrency import in_thread, in_thread_or_here, resolve
 from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
 from davincirunsdk.host import addresses, devices, ports
@@ -213,19 +213,20 @@ class NodeAgent:
                 except DistributedRuntimeError as error:
                     result = error.result
                 await asyncio.wait(readers)
-        except DavinciRunError as error:
-            resolve(started, NodeStarted(error=error))
-        except OSError as error:
-            resolve(started, NodeStarted(error=PlatformError(f"the rank table cannot be written: {error}")))
         except Exception as error:
-            # The driver has to hear of a fault of ours: it waits for an answer, or for reports.
+            # The driver has to hear of whatever it is: it waits for an answer, or for reports.
             if started.done():
                 self._fault = error
+            elif isinstance(error, DavinciRunError):
+                started.set_result(NodeStarted(error=error))
+            elif isinstance(error, OSError):
+                why = PlatformError(f"the rank table cannot be written: {error}")
+                started.set_result(NodeStarted(error=why))
             else:
                 started.set_exception(error)
         finally:
             if folder is not None:
-                await in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+                await in_thread_or_here(lambda: shutil.rmtree(folder, ignore_errors=True))
                 guardian.release_folder(folder)
             self._outbox.end(result)
 

@@ -336,6 +336,9 @@ class NodesManager(JobBody):
         if self._stop_wanted:
             self._stopped_in_pause, self._troubled = True, []
             return False
+        if self._engine_lost:
+            self._stopped_in_pause = True
+            return False
         # The port of the attempt before may still be held.
         facts = self._members[0].facts
         ports = (facts.port, *facts.more_ports)

@@ -23,7 +23,7 @@ from davincirunsdk.errors import PlatformError
 from davincirunsdk.types import JobState, RunResult  # the wire reads this annotation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from davincirunsdk.engines.admission import Identity
     from davincirunsdk.types import WorkerStatus
@@ -312,6 +312,11 @@ class Meeting(ABC):
             report = joint.report and replace(joint.report, exit_code=stop_code)
             joint = replace(joint, exit_code=stop_code, report=report)
         return joint
+
+
+def preferred(found: Iterable[str]) -> str:
+    """Choose the one of node 0's addresses at which it listens and is looked for: IPv4 comes first."""
+    return min(found, key=lambda one: (":" in one, one))
 
 
 async def resolved(names: Sequence[str]) -> frozenset[str]:

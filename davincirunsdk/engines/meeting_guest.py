@@ -23,6 +23,7 @@ from davincirunsdk.engines.meeting import (
     Told,
     Verdict,
     part,
+    preferred,
     resolved,
 )
 from davincirunsdk.engines.messages import NodeReport
@@ -190,8 +191,7 @@ class GuestMeeting(Meeting):
         found = await resolved([place])
         if not found:
             raise _NotNow("its name is not known")
-        # IPv4 first: what node 0 listens at where it has both.
-        address = min(found, key=lambda one: (":" in one, one))
+        address = preferred(found)
         try:
             with anyio.fail_after(admission.PATIENCE):
                 reader, writer = await asyncio.open_connection(address, self._terms.port, limit=1 << 16)

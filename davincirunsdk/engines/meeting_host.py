@@ -23,6 +23,7 @@ from davincirunsdk.engines.meeting import (
     Told,
     Verdict,
     part,
+    preferred,
     resolved,
 )
 from davincirunsdk.engines.wire import Channel, LinkEnded
@@ -193,7 +194,7 @@ class HostMeeting(Meeting):
         found = await resolved([place])
         own = {one for one in found if one in addresses.own()}
         if own:
-            return min(own)
+            return preferred(own)
         return "127.0.0.1" if place in ("127.0.0.1", "localhost") else None
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.errors import DavinciRunError
+    from davincirunsdk.types import Event
 
 pytestmark = pytest.mark.usefixtures("job_folder")
 
@@ -468,18 +469,21 @@ async def test_a_fault_of_ours_at_a_node_s_start_ends_the_job() -> None:
     assert not [worker for worker in job.workers if worker.pid is not None and is_alive(worker.pid)]
 
 
-async def test_a_fault_of_ours_on_a_running_node_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [LookupError, OSError, PlatformError])
+async def test_a_fault_of_ours_on_a_running_node_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     """A supervisor that breaks on one node is heard of, instead of reports for ever without a result."""
     broken = NodeAgent()
     async with NodesManager(Here(NodeAgent(), broken), WORKER, nproc_per_node=1) as job:
 
         async def fail() -> None:
-            raise LookupError("nobody foresaw it")
+            raise kind("nobody foresaw it")
 
         assert broken._manager is not None
         monkeypatch.setattr(broken._manager, "_judge", lambda _: fail())
         await broken._manager.stop()
-        with pytest.raises(LookupError, match="nobody foresaw it"):
+        with pytest.raises(kind, match="nobody foresaw it"):
             await asyncio.wait_for(job.wait(), 20)
     assert not [worker for worker in job.workers if worker.pid is not None and is_alive(worker.pid)]
 
@@ -513,6 +517,27 @@ async def test_a_lost_engine_stops_all_nodes_and_is_the_cause() -> None:
     assert "the cluster was lost" in str(error)
     assert "the head at 192.0.2.1 could not be reached" in str(error)
     assert {str(worker.state) for worker in job.workers} == {"STOPPED"}
+
+
+async def test_an_engine_lost_before_a_restart_ends_the_job() -> None:
+    """No attempt begins without what all nodes need; the failure before stays the cause."""
+    placement = Here(NodeAgent(), NodeAgent())
+    kinds: list[str] = []
+
+    def hear(event: Event) -> None:
+        kinds.append(event.kind)
+        if event.kind == "restarting":
+            placement.lost.set_result("the head at 192.0.2.1 could not be reached")
+
+    command = ["sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 600"]
+    options = {"nproc_per_node": 1, "max_restarts": 1, "restart_delay": 5.0}
+    with pytest.raises(DistributedRuntimeError) as caught:
+        async with NodesManager(placement, command, on_event=hear, **options) as job:  # type: ignore[arg-type] # of many kinds
+            await asyncio.wait_for(job.wait(), 20)
+    assert kinds.count("restarting") == 1
+    assert (caught.value.root_cause.rank, caught.value.exit_code) == (1, 7)
+    assert caught.value.result is not None
+    assert len(caught.value.result.attempts) == 1
 
 
 async def test_a_stop_at_once_that_overtakes_the_start_is_one() -> None:

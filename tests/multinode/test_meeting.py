@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import davincirunsdk.engines.admission as admission_module
-from davincirunsdk.engines import admission, meeting_host, wire
+from davincirunsdk.engines import admission, meeting_guest, meeting_host, wire
 from davincirunsdk.engines.admission import Challenge, Declined, Identity, Introduction, Welcome
 from davincirunsdk.engines.meeting import Halt, Meeting, Terms, Told, Verdict
 from davincirunsdk.engines.meeting_guest import GuestMeeting
@@ -498,6 +498,33 @@ GARBAGE = [
     os.urandom(5000),
     wire.encode(wire.Beat()),
 ]
+
+
+@pytest.mark.parametrize("found", [{"203.0.113.5", "2001:db8::1"}, {"10.0.0.1", "fd00::1"}, {"fd00::1"}])
+async def test_node_0_listens_where_it_is_looked_for(
+    found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several addresses of one name both sides choose the same, whatever their text."""
+
+    async def resolved(_: object) -> frozenset[str]:
+        return frozenset(found)
+
+    looked_for: list[str] = []
+
+    async def connect(address: str, *_: object, **__: object) -> None:
+        looked_for.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(meeting_host, "resolved", resolved)
+    monkeypatch.setattr(meeting_guest, "resolved", resolved)
+    monkeypatch.setattr(meeting_host.addresses, "own", lambda: found)
+    host, guest = (Node(terms_of(rank, 1)).meeting for rank in range(2))
+    assert isinstance(host, HostMeeting)
+    assert isinstance(guest, GuestMeeting)
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    with pytest.raises(meeting_guest._NotNow):
+        await guest._knock("atlas01")
+    assert [await host._bindable()] == looked_for
 
 
 async def test_garbage_stops_nothing() -> None:
