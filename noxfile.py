@@ -19,7 +19,7 @@ TORCH = "torch==2.13.0"
 PYTEST = ("pytest>=8", "pytest-asyncio", "pytest-rerunfailures", "pytest-timeout")
 # The parts that lean on a dependency: asyncio and processes, commands, terminal, files.
 LOWEST = ("tests/api/test_manager.py", "tests/rank_table", "tests/output", "tests/ctl")
-SOURCES = ("davincirunsdk", "tests", "benchmarks", "docs", "noxfile.py")
+SOURCES = ("davincirunsdk", "tests", "benchmarks", "docs", ".ci", "noxfile.py")
 
 
 @nox.session(python=PYTHONS)

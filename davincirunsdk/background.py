@@ -74,6 +74,7 @@ class _Background:
             RuntimeError: The program's threads are none, or none can be had.
         """
         _refuse_patched_threads()
+        _refuse_after_the_end()
         with self._lock:
             opened = self._opened
             if opened is None:
@@ -159,6 +160,21 @@ def _refuse_patched_threads() -> None:
         raise RuntimeError(
             f"{module.partition('.')[0]} has replaced this program's threads, in which the job would run; "
             "nothing was started: patch with thread=False, or start the job as a program of its own: "
+            "subprocess.run(['davincirun', 'python', 'train.py'])"
+        )
+
+
+def _refuse_after_the_end() -> None:
+    """Refuse an `atexit` handler: the loop would end at once, and Python 3.12 starts no thread there.
+
+    Raises:
+        RuntimeError: It is one.
+    """
+    thread = threading.current_thread()
+    if thread is threading.main_thread() and not thread.is_alive():
+        raise RuntimeError(
+            "the program is ending, so no job can be started from here (an atexit handler?); nothing was "
+            "started: start it before the script's end, or as a program of its own: "
             "subprocess.run(['davincirun', 'python', 'train.py'])"
         )
 

@@ -195,9 +195,11 @@ def in_thread(
 
     try:
         threading.Thread(target=call, name=f"davincirun-{function.__name__}", daemon=True).start()
-    except RuntimeError:
-        error = OSError(errno.EAGAIN, "")
-        raise WorkerSpawnError(f"no thread can be started: {explain(error)}", errno=errno.EAGAIN) from None
+    except RuntimeError as refusal:
+        # Since Python 3.12; before, one could be started to the last.
+        ending = "interpreter shutdown" in str(refusal)
+        why = "the program is ending" if ending else explain(OSError(errno.EAGAIN, ""))
+        raise WorkerSpawnError(f"no thread can be started: {why}", errno=errno.EAGAIN) from None
     return future
 
 

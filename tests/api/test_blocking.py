@@ -156,6 +156,23 @@ def test_a_forgotten_job_is_stopped_when_the_script_raises(job_folder: Path) -> 
     assert next((job_folder / "log").glob("*.txt")).read_text() == "saving\nsaved\n"
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["first job", "second job"])
+def test_a_job_in_an_exit_handler_is_refused(before: bool, job_folder: Path) -> None:
+    """When the interpreter ends there is no loop to be had: one sentence says so, and nothing is started."""
+    text = (
+        "import atexit, davincirunsdk, threading\n"
+        "def late():\n"
+        "    try: davincirunsdk.start_and_wait_distributed_train(['touch', 'late'], nproc_per_node=2)\n"
+        "    except RuntimeError as error: print(error)\n"
+        "atexit.register(late)\n"
+    )
+    if before:
+        text += "davincirunsdk.start_and_wait_distributed_train(['true'], nproc_per_node=1)\n"
+    done = run_script(text, job_folder)
+    assert done.stdout.startswith("the program is ending, so no job can be started"), done.stderr
+    assert not (job_folder / "late").exists()
+
+
 def test_a_thread_goes_on_with_its_job_after_the_main_thread(job_folder: Path) -> None:
     """The interpreter waits for a thread that waits for a job; the job is not stopped meanwhile."""
     text = (
