@@ -517,7 +517,7 @@ async def test_node_0_listens_where_it_is_looked_for(
 
     monkeypatch.setattr(meeting_host, "resolved", resolved)
     monkeypatch.setattr(meeting_guest, "resolved", resolved)
-    monkeypatch.setattr(meeting_host.addresses, "own", lambda: found)
+    monkeypatch.setattr("davincirunsdk.host.addresses.own", lambda: found)
     host, guest = (Node(terms_of(rank, 1)).meeting for rank in range(2))
     assert isinstance(host, HostMeeting)
     assert isinstance(guest, GuestMeeting)
