@@ -37,6 +37,8 @@ _NEVER = {
 }
 _WRONG_PROGRAM = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 _ERROR_LINE = r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit|Warning))\b(.*)$"
+_DIFFERS = re.compile(r"\b(E[A-Z0-9]\d{4}|ERR\d{5}|[125]07\d{3})\b|0x[0-9a-fA-F]+|\d+")
+"""Numbers, and first what they are not: codes of CANN, torch_npu and the runtime, which say what happened."""
 _LONGEST_DELAY = 300.0
 _QUICK = 10.0
 """Seconds; attempts that all die within them, without a step, do not get better."""
@@ -218,8 +220,11 @@ def _makes_no_progress(trials: Sequence[Trial]) -> bool:
 
 
 def _same_error(tail: Sequence[str]) -> str:
-    """Find the exception that a worker died of, without numbers: addresses, ports and times differ."""
+    """Find the exception that a worker died of, without numbers: addresses, ports and times differ.
+
+    Codes are kept: another one is another error.
+    """
     for line in reversed(tail):
         if found := re.match(_ERROR_LINE, line.strip()):
-            return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", f"{found[1]}{found[2]}")[:200]
+            return _DIFFERS.sub(lambda number: number[1] or "#", f"{found[1]}{found[2]}")[:200]
     return ""

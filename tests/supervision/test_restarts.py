@@ -114,6 +114,13 @@ GIVEN_UP = {
     "the same error at the same step": ("step(5)\nraise ValueError('x')", [0, 1], "at step 5"),
     "quick deaths without a word": ("os._exit(7)", [0, 1, 2], "made no step"),
     "no progress": ("step(9 - count)\nraise ValueError('abc'[count])", [0, 1, 2], "got beyond step 9"),
+    "the same code": (
+        "raise RuntimeError('ACL error 507015, pid %d' % os.getpid())",
+        [0, 1],
+        "before any step",
+    ),
+    "other codes": ("raise RuntimeError('ACL error %d' % (507015 + count))", [0, 1, 2], "made no step"),
+    "other letters": ("raise RuntimeError('EI000%d: see plog' % count)", [0, 1, 2], "made no step"),
     "used up": ("step(count + 1)\nos._exit(7)", [0, 1, 2, 3], "are used up"),
 }
 
