@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,12 +29,19 @@ class Drain:
             output[1]: output[2] if len(output) > 2 else -1 for output in outputs if len(output) > 1
         }
         self._inodes = {output[0]: os.fstat(output[1]).st_ino for output in outputs if len(output) > 1}
+        self._pipes = {output[0]: output[1] for output in outputs if len(output) > 1}
+        # How long it has been silent before cannot be known.
+        self._active = dict.fromkeys(self._files, time.monotonic())
         self._wake = os.pipe()
         self._done = threading.Event()
 
     def inode(self, pid: int) -> int:
         """Inode of a worker's pipe, 0 where there is none."""
         return self._inodes.get(pid, 0)
+
+    def silence(self, pid: int) -> float:
+        """Seconds since a worker's last output; from any thread."""
+        return time.monotonic() - self._active.get(self._pipes.get(pid, -1), -math.inf)
 
     def run(self) -> None:
         """Carry; for a thread."""
@@ -62,6 +71,7 @@ class Drain:
             data = os.read(pipe, 65536)
         except BlockingIOError:
             return True
+        self._active[pipe] = time.monotonic()
         file = self._files[pipe]
         view = memoryview(data)
         while view and file >= 0:

@@ -78,6 +78,7 @@ class Ending:
         self._deadline = deadline
         self._number = number
         self._told = set(told)
+        self._told_tops: set[int] = set()
         self._note = note
         self._began = since_boot() if began is None else began
         self._filters: set[tuple[int, int]] = set()
@@ -166,7 +167,8 @@ class Ending:
         # Half of what is left when the end begins; a shorter deadline comes with its own half.
         self._half = min(self._half, now + (limit - now) / 2)
         tops = {top.pid: top for top in self._tops()}
-        self._told |= {one.key for one in living if one.pid in tops and tops[one.pid].told}
+        self._told_tops |= {top.pid for top in tops.values() if top.told}
+        self._told |= {one.key for one in living if one.pid in self._told_tops}
         seen = self._tree.see(living)
         ended = {top.pipe: top for top in tops.values() if top.pipe and top.pid not in seen}
         self._filters |= _filters_without_writer(seen, ended)
@@ -183,7 +185,7 @@ class Ending:
         now_told = []
         for process in order.due():
             holds = [ended[pipe] for pipe in seen[process.pid].writes if pipe in ended]
-            if own := [top for top in holds if not top.told]:
+            if own := [top for top in holds if top.pid not in self._told_tops]:
                 # Its worker has ended by itself: it may pass on what it holds.
                 if order.is_filter(process):
                     continue
@@ -192,6 +194,8 @@ class Ending:
                     looks.append(now + left)
                     continue
             now_told.append(process.key)
+            if process.pid in tops:
+                self._told_tops.add(process.pid)
             self._send(process, self._number)
             if process.state in "Tt":
                 # A stopped process takes no signal before it is continued.

@@ -271,6 +271,8 @@ def clean(watch: Watch) -> None:
 
 
 def _end(mark: str, job: Job, drain: Drain) -> None:
+    from functools import partial
+
     from davincirunsdk.leftovers.ending import Ending
     from davincirunsdk.leftovers.process_tree import ProcessTree, Top
 
@@ -284,6 +286,7 @@ def _end(mark: str, job: Job, drain: Drain) -> None:
             ended=job.exits.get(pid),
             told=job.deadline is not None,
             pipe=drain.inode(pid),
+            silence=partial(drain.silence, pid),
         )
         for pid, output in job.outputs.items()
     ]
