@@ -405,7 +405,7 @@ def test_the_grace_period_outlives_the_supervisor(recorded: Recorded) -> None:
     recorded.assert_gone_by(killed + in_time(grace + LIMIT))
 
 
-ORPHANS = """
+SAVING_ORPHAN = """
 import os, signal, subprocess, sys, time
 rank, own_end = os.environ["RANK"], sys.argv[1] == "ended"
 helper = '''
@@ -418,8 +418,8 @@ open("ready." + os.environ["RANK"], "w").close()
 time.sleep(600)
 '''
 # Its parent has ended: what is known of it is its mark, and that it holds the rank's output.
-start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
-subprocess.run([sys.executable, "-c", start, helper], check=True)
+start = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+subprocess.run([sys.executable, "-c", start, sys.executable, "-c", helper], check=True)
 if own_end and rank == "0":
     while not os.path.exists("ready.0"):
         time.sleep(0.01)
@@ -430,15 +430,16 @@ time.sleep(600)
 
 @pytest.mark.parametrize("end", ["told", "ended"])
 def test_orphans_in_their_own_session_are_told_in_time(end: str, job_folder: Path) -> None:
-    """Whether their rank is told by a guardian or had ended by itself, they get the rest of the grace period."""
+    """Whether their rank is told by a guardian or had ended by itself, they have the grace period."""
     grace = 30
     options = ["--nproc-per-node", "2", "--echo", "none", "--grace-period", str(grace)]
-    worker = [PY, "-c", ORPHANS, end]
+    worker = [PY, "-c", SAVING_ORPHAN, end]
     supervisor = subprocess.Popen([PY, "-m", "davincirunsdk", *options, *worker], stderr=subprocess.DEVNULL)
     wait_until(lambda: len(list(job_folder.glob("ready.*"))) == 2)
     supervisor.kill()
     supervisor.wait()
     logs = job_folder / "log"
     wait_until(
-        lambda: [path.read_text() for path in logs.glob("*-proc-*.txt")] == ["saved\n"] * 2, in_time(grace / 4)
+        lambda: [path.read_text() for path in logs.glob("*-proc-*.txt")] == ["saved\n"] * 2,
+        in_time(grace / 4),
     )
