@@ -252,7 +252,7 @@ async def test_a_lost_node_is_the_root_cause() -> None:
 
 async def test_a_node_that_never_answers_a_stop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grace period and some seconds after a stop, a node that says nothing counts as lost."""
-    monkeypatch.setattr("davincirunsdk.engines.driver._SLACK", 0.5)
+    monkeypatch.setattr("davincirunsdk.engines.joint_attempt._SLACK", 0.5)
     silent = Silent()
     async with NodesManager(Here(NodeAgent(), silent), WORKER, nproc_per_node=1, grace_period=0.5) as job:
         await job.stop()
