@@ -408,9 +408,7 @@ class FMKManager(JobBody):
             return False
         # A node that came back in the middle has missed the ones before.
         number = len(restarts.earlier) if again is None else again.number
-        text = (
-            f"{restarts.earlier[-1]}; restart {number} of at most {self._options.max_restarts} in {pause:g} s"
-        )
+        text = restarts.announce(number, pause)
         logger.warning("%s", text)
         self._emit(Event(kind="restarting", time=time.time(), detail=text))
         # Whoever started the job need not wait with it for a worker that runs.

@@ -29,3 +29,13 @@ def ranks(numbers: Sequence[int]) -> str:
 def count(number: int, word: str) -> str:
     """Write `1 worker` or `2 workers`."""
     return f"{number} {word}{'s' * (number != 1)}"
+
+
+def some_of(words: Sequence[str], most: int = 8) -> str:
+    """Write the first of many, such as `a, b and 3 more`.
+
+    Args:
+        words: All of them.
+        most: How many are written.
+    """
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

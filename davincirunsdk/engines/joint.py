@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from davincirunsdk import __version__
-from davincirunsdk.errors import PlatformError, RankTableError
+from davincirunsdk.errors import RankTableError
 from davincirunsdk.supervision.cause import TimeLimit
 from davincirunsdk.supervision.verdict import choose_exit_code, judge_state
 from davincirunsdk.types import JobState, RunResult, Verdict, WorkerState
@@ -68,51 +67,6 @@ def table_of(facts: Sequence[NodeFacts]) -> tuple[str, tuple[int, ...]]:
         return "", order
     merged = merge([(facts[place].host, tables[place]) for place in order], keep_order=True)
     return dump(merged), order
-
-
-def refuse_other_versions(facts: Sequence[NodeFacts]) -> None:
-    """Refuse nodes whose package is not this one's version.
-
-    Raises:
-        PlatformError: There are such nodes.
-    """
-    hosts: dict[str, list[str]] = {}
-    for fact in facts:
-        if fact.version != __version__:
-            hosts.setdefault(fact.version, []).append(fact.host)
-    if hosts:
-        found = "; ".join(f"{version} on {_listed(names)}" for version, names in sorted(hosts.items()))
-        raise PlatformError(
-            f"found davincirunsdk {found}, and {__version__} here; expected one version on all nodes: "
-            f"pip install davincirunsdk=={__version__} there"
-        )
-
-
-def ranks_of(facts: Sequence[NodeFacts], wanted: int | None) -> list[tuple[int, ...]]:
-    """Deal the ranks out, equally many to each node.
-
-    Args:
-        facts: What the agents found.
-        wanted: Workers per node that the user asked for, None for one per device.
-
-    Raises:
-        PlatformError: The nodes do not fit together, or nothing says how many workers to start.
-    """
-    counts = {fact.devices for fact in facts}
-    if len(counts) > 1:
-        listed = ", ".join(f"{fact.devices} on {fact.host}" for fact in facts[:8])
-        raise PlatformError(f"found different numbers of NPUs: {listed}; expected the same on all nodes")
-    count = wanted or counts.pop()
-    if not count:
-        raise PlatformError(
-            "found no NPU on any node; expected to learn how many workers to start: give nproc_per_node "
-            "(--nproc-per-node), or look why the nodes have no device files such as /dev/davinci0"
-        )
-    return [tuple(range(place * count, (place + 1) * count)) for place in range(len(facts))]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _super_pod(table: RankTable) -> str:

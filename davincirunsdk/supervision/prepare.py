@@ -25,7 +25,7 @@ from davincirunsdk.logs.file import LogFile, keep_attempt, open_log_files
 from davincirunsdk.logs.kept import keep_newest, numbers_of, point_to
 from davincirunsdk.logs.limit import LimitedLogFile
 from davincirunsdk.supervision.placeholders import fill
-from davincirunsdk.supervision.script_file import check_script
+from davincirunsdk.supervision.script_file import check_module, check_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -160,10 +160,14 @@ def prepare(
         )
     log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
     attempt = options.driven_attempt or 0
-    for one in dict.fromkeys(_own(options, cluster, device, attempt) for device in cluster.node.devices):
+    owns = dict.fromkeys(_own(options, cluster, device, attempt) for device in cluster.node.devices)
+    for one in owns:
         _make_folder(one.work_dir, "work_dir")
         _check_command(one.command, one.work_dir, {**inherited, **dict(one.env)})
         check_script(one.command, one.work_dir)
+    # One look takes as long as a Python's start, and what one worker lacks the job lacks.
+    first = next(iter(owns))
+    check_module(first.command, first.work_dir, {**inherited, **dict(first.env)})
     _make_folder(log_dir, "log_dir")
     if cluster.node_rank == 0:
         for document in ("report", "html", "metrics"):
@@ -379,8 +383,6 @@ def _check_document(path: Path | None, name: str) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        import tempfile
-
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

@@ -146,6 +146,15 @@ class Restarts:
         self.earlier = result.attempts
         return pause
 
+    def announce(self, number: int, pause: float) -> str:
+        """Say in a line what comes next, and why.
+
+        Args:
+            number: Of the next attempt.
+            pause: Seconds until it.
+        """
+        return f"{self.earlier[-1]}; restart {number} of at most {self._options.max_restarts} in {pause:g} s"
+
 
 def requeued(environment: Mapping[str, str]) -> int:
     """Say how often the batch system has run the whole job anew.
