@@ -462,7 +462,7 @@ class FMKManager(JobBody):
             return None
         from davincirunsdk.supervision.usage import sample
 
-        look = sample(lambda: self._workers(auxiliary=False), self._channels.emit)
+        look = sample(lambda: self._workers(auxiliary=False), self._channels.emit, self._on_trouble)
         return asyncio.get_running_loop().create_task(look, name="davincirun-usage")
 
     @property

@@ -475,6 +475,23 @@ class LogBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NpuUsage:
+    """What npu-smi last said of a worker's NPU; None for what it did not say.
+
+    Attributes:
+        npu: Number of the NPU on its host, as in a rank table.
+        use: Percent of its AI cores.
+        memory: Percent of its HBM, or of its DDR where it has no HBM.
+        temperature: Degrees Celsius.
+    """
+
+    npu: int
+    use: float | None = None
+    memory: float | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a worker and its helpers use just now.
 
@@ -482,11 +499,13 @@ class Usage:
         cpu: Processor cores, since the last look.
         memory: Resident bytes.
         output: Bytes of output so far.
+        npu: Of its NPU, None where npu-smi is not there or does not answer.
     """
 
     cpu: float
     memory: int
     output: int
+    npu: NpuUsage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

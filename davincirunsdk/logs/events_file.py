@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from davincirunsdk.logs.file import LogFile
-    from davincirunsdk.types import Event, Progress
+    from davincirunsdk.types import Event, Progress, Usage
 
 SCHEMA = 1
 """Version of the lines' shape: a field may be added under the same number, none changes or goes.
@@ -26,8 +26,9 @@ SCHEMA = 1
 `v` this number; `time` wall-clock seconds; `kind` as in `Event`, and `about` in the first line; `job`,
 `node` names; and where they have a sense `rank` (-1 for an auxiliary process), `pid`, `exit_code`
 (negative for a signal), `signal`, `detail`, `about` (who started the job, and what it runs), `progress`
-(an object of `step total epoch epochs loss step_seconds eta values`), `usage` (`cpu memory output`),
-`report` (with `finished`: the failure report as data).
+(an object of `step total epoch epochs loss step_seconds eta values`), `usage` (`cpu memory output`, and
+where npu-smi tells it `npu` with `npu use memory temperature`), `report` (with `finished`: the failure
+report as data).
 """
 
 _PROGRESS_LINES = 1000
@@ -97,7 +98,7 @@ class EventLog:
                 "signal": signal_name(event.exit_code),
                 "detail": event.detail or None,
                 "progress": None if event.progress is None else _figures(event.progress),
-                "usage": None if event.usage is None else asdict(event.usage),
+                "usage": None if event.usage is None else _used(event.usage),
                 "report": None if event.report is None else event.report.to_dict(),
             }
             self._write_line(event.time, event.kind, node, about)
@@ -122,6 +123,13 @@ class EventLog:
             return False
         self._progress[key] = first, event.time
         return True
+
+
+def _used(usage: Usage) -> dict[str, object]:
+    figures = asdict(usage)
+    if usage.npu is None:
+        del figures["npu"]
+    return figures
 
 
 def _figures(progress: Progress) -> dict[str, object]:

@@ -128,7 +128,7 @@ def line_chart(lines: Sequence[Line], begin: float, end: float, title: str, unit
         begin: Wall-clock second at the left.
         end: At the right.
         title: What the picture shows.
-        unit: `bytes`, `s`, or "" for plain numbers.
+        unit: `bytes`, another one such as `s`, or "" for plain numbers.
 
     Returns:
         An `svg` element with a legend, "" when there is nothing to draw.

@@ -268,27 +268,34 @@ def _end_of(life: Life) -> tuple[str, str]:
 def _curves(record: RunRecord, begin: float, end: float) -> str:
     ranks = [rank for rank in record.ranks if rank.rank >= 0]
     parts = []
-    for title, of, unit in (
-        ("Loss", lambda rank: rank.losses, ""),
-        ("Seconds per step", lambda rank: rank.step_seconds, "s"),
-        ("Steps", lambda rank: rank.steps, ""),
-        ("Output per second", lambda rank: _rates(rank.output), "bytes"),
-        ("Processor cores in use", lambda rank: rank.cpu, ""),
-        ("Resident memory", lambda rank: rank.memory, "bytes"),
+    for title, of, unit, name in (
+        ("Loss", lambda rank: rank.losses, "", _name),
+        ("Seconds per step", lambda rank: rank.step_seconds, "s", _name),
+        ("Steps", lambda rank: rank.steps, "", _name),
+        ("Output per second", lambda rank: _rates(rank.output), "bytes", _name),
+        ("Processor cores in use", lambda rank: rank.cpu, "", _name),
+        ("Resident memory", lambda rank: rank.memory, "bytes", _name),
+        ("NPU cores in use", lambda rank: rank.npu_use, "%", _npu_name),
+        ("NPU memory in use", lambda rank: rank.npu_memory, "%", _npu_name),
+        ("NPU temperature", lambda rank: rank.npu_temperature, "\N{DEGREE SIGN}C", _npu_name),
     ):
-        chart = line_chart(_lines(ranks, of, begin, end), begin, end, title, unit)
+        chart = line_chart(_lines(ranks, of, begin, end, name), begin, end, title, unit)
         if chart:
             parts.append(f"<h2>{title}</h2>{chart}")
     return "".join(parts)
 
 
 def _lines(
-    ranks: Sequence[RankRecord], of: Callable[[RankRecord], Sequence[Point]], begin: float, end: float
+    ranks: Sequence[RankRecord],
+    of: Callable[[RankRecord], Sequence[Point]],
+    begin: float,
+    end: float,
+    name: Callable[[RankRecord], str],
 ) -> list[Line]:
     curves = [(rank, points) for rank in ranks if len(points := of(rank)) > 1]
     if len(curves) <= _SINGLE_LINES:
         return [
-            Line(label=_name(rank), points=points, look=look)
+            Line(label=name(rank), points=points, look=look)
             for (rank, points), look in zip(curves, _LOOKS, strict=False)
         ]
     times = [begin + (end - begin) * place / _RESAMPLED for place in range(_RESAMPLED + 1)]
@@ -389,6 +396,10 @@ def _link(record: RunRecord, rank: int, beside: Path | None) -> str:
 
 def _name(rank: RankRecord) -> str:
     return "scheduler" if rank.rank < 0 else f"rank {rank.rank}"
+
+
+def _npu_name(rank: RankRecord) -> str:
+    return f"NPU {rank.npu}, {_name(rank)}"
 
 
 def _clock(seconds: float) -> str:

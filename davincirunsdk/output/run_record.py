@@ -70,6 +70,10 @@ class RankRecord:
         cpu: Processor time in use, in cores.
         memory: Resident bytes, helpers included.
         output: Bytes of output so far.
+        npu: Number of its NPU on the node, None when unknown.
+        npu_use: Percent of the NPU's AI cores in use.
+        npu_memory: Percent of the NPU's memory in use.
+        npu_temperature: Degrees Celsius of the NPU.
         total: Steps in all, None when unknown.
     """
 
@@ -82,6 +86,10 @@ class RankRecord:
     cpu: list[Point] = field(default_factory=list)
     memory: list[Point] = field(default_factory=list)
     output: list[Point] = field(default_factory=list)
+    npu: int | None = None
+    npu_use: list[Point] = field(default_factory=list)
+    npu_memory: list[Point] = field(default_factory=list)
+    npu_temperature: list[Point] = field(default_factory=list)
     total: int | None = None
 
 
@@ -324,6 +332,13 @@ def _add_usage(record: RankRecord, time: float, usage: object) -> None:
     _append(record.cpu, time, usage.get("cpu"))
     _append(record.memory, time, usage.get("memory"))
     _append(record.output, time, usage.get("output"))
+    npu = usage.get("npu")
+    if isinstance(npu, Mapping):
+        number = npu.get("npu")
+        record.npu = number if isinstance(number, int) else record.npu
+        _append(record.npu_use, time, npu.get("use"))
+        _append(record.npu_memory, time, npu.get("memory"))
+        _append(record.npu_temperature, time, npu.get("temperature"))
 
 
 def _append(points: list[Point], time: float, value: object) -> None:
