@@ -33,6 +33,7 @@ from davincirunsdk.types import Event, JobState, RunResult, WorkerFailure, Worke
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.messages import NodePlan
     from davincirunsdk.engines.node import NodeHandle
 
@@ -211,7 +212,7 @@ class Simulated:
         self.wire = Wire()
         self.nodes = [RepliesOnly(self.wire, place) for place in range(count)]
 
-    async def open(self) -> Sequence[NodeHandle]:
+    async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         return self.nodes
 
     async def until_lost(self) -> str:

@@ -262,6 +262,30 @@ def whole_number(name: str, value: object, least: int, most: float = math.inf) -
     return value
 
 
+def node_range(name: str, value: object) -> tuple[int, int]:
+    """Read a number of nodes, or a range of it such as `2:4`.
+
+    Returns:
+        The least and the most.
+
+    Raises:
+        TypeError: It is neither a whole number nor a text.
+        ValueError: It is out of range, or no range.
+    """
+    if not isinstance(value, str):
+        count = whole_number(name, value, 1)
+        return count, count
+    least, colon, most = value.partition(":")
+    if not (least + (most or least)).isascii() or not least.isdigit() or (colon and not most.isdigit()):
+        raise ValueError(
+            f"{name} is {value!r}: expected a number of nodes, or the least and the most, as 2:4"
+        )
+    found = int(least), int(most or least)
+    if not 1 <= found[0] <= found[1]:
+        raise ValueError(f"{name} is {value!r}: expected at least 1, and the smaller number first")
+    return found
+
+
 def number(least: int, most: float = math.inf) -> Callable[[str, object], int]:
     """Make the check of a whole number from `least` to `most`."""
     return lambda name, value: whole_number(name, value, least, most)

@@ -29,7 +29,7 @@ from davincirunsdk.errors import PlatformError, RankTableError, WorkerSpawnError
 from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.manifests.command import manifest_kind, print_manifest
-from davincirunsdk.options import JobOptions, NodeKeywords, absolute
+from davincirunsdk.options import JobOptions, NodeKeywords, absolute, node_range
 from davincirunsdk.supervision import terminal
 from davincirunsdk.supervision.placeholders import differs
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR
@@ -48,9 +48,8 @@ _DESCRIPTORS = 1 << 16
 
 _OF_RAY = ("resource", "placement_timeout")
 _OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
+_OF_TABLE = ("rank_table", "rank_table_timeout")
 _ONE_NODE = (
-    "rank_table",
-    "rank_table_timeout",
     "node_rank",
     "master_addr",
     "devices",
@@ -130,6 +129,9 @@ def _command(
             complete = _complete(command, module, work_dir, look=same)
             if engine is None and same:
                 check_syntax(complete, absolute("work_dir", work_dir))
+            least = None
+            if isinstance(asked["nnodes"], str):
+                least, asked["nnodes"] = node_range("nnodes", asked["nnodes"])
             options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
             if others["check"] and not node_is_well(options, words, quiet=quiet):
                 return _PLATFORM
@@ -139,7 +141,7 @@ def _command(
                 words.say(
                     f"rank {options.debug} has the terminal, Ctrl-C too; `davincirunctl stop` stops the job"
                 )
-            job, reap = _job(options, engine, context, notify, run)
+            job, reap = _job(options, engine, least, context, notify, run)
         except (RankTableError, PlatformError):
             raise
         except (ValueError, TypeError) as error:
@@ -178,6 +180,7 @@ def _raise_descriptor_limit() -> None:
 def _job(
     options: JobOptions,
     engine: str | None,
+    least_nodes: int | None,
     context: click.Context,
     notify: Callable[[str], None] | None,
     run: Run,
@@ -193,7 +196,8 @@ def _job(
         # At SIGTERM, which we expect, Ray would print a stack as at a crash.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         of_ray = {name: context.params[name] for name in _OF_RAY if context.params[name] is not None}
-        return ray.manager_of(options, collect="none", notify=notify, on_event=run.on_event, **of_ray), None
+        of_ray |= {"collect": "none", "notify": notify, "on_event": run.on_event}
+        return ray.manager_of(options, least_nodes=least_nodes, **of_ray), None
     from davincirunsdk.engines import ssh
 
     of_ssh = {name: context.params[name] for name in _OF_SSH if context.params[name] is not None}
@@ -241,14 +245,14 @@ def _refuse_without_effect(context: click.Context, engine: str | None) -> None:
                 raise ValueError(f"{_option(name)} has no use without --engine {needed}{also}")
     if engine is None:
         return
-    for name in _ONE_NODE:
+    for name in _ONE_NODE if engine == "ray" else (*_OF_TABLE, *_ONE_NODE):
         if _given(context, name):
             raise ValueError(
                 f"{_option(name)} has no use with --engine, which asks the nodes: leave it out "
                 "or start davincirun on each node without --engine"
             )
-    if engine == "ray" and context.params["nnodes"] is None:
-        raise ValueError("--engine ray needs --nnodes: how many nodes the job is to have")
+    if engine == "ray" and context.params["nnodes"] is None and context.params["rank_table"] is None:
+        raise ValueError("--engine ray needs --nnodes: how many nodes the job is to have; or --rank-table")
     if engine == "ssh" and (context.params["hosts"] is None) == (context.params["hostfile"] is None):
         found = "neither of them" if context.params["hosts"] is None else "both"
         raise ValueError(f"--engine ssh needs --hosts or --hostfile: found {found}")

@@ -59,13 +59,16 @@ class _Number(_ParamType):
 
 
 class _Nodes(_Number):
-    """A number of nodes; torchrun's range of them is refused in words of its own."""
+    """A number of nodes; torchrun's range of them is for an engine that can have fewer, as `2:4`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         least, colon, most = str(value).partition(":")
         if colon and least.isdigit() and most.isdigit():
+            if ctx is not None and ctx.params.get("engine") == "ray":
+                return str(value)
             self.fail(
-                f"{value!r} is a range, but a job's nodes do not change in number: write --nnodes {most}",
+                f"{value!r} is a range, but a job's nodes change in number with --engine ray only: write "
+                f"--nnodes {most}",
                 param,
                 ctx,
             )
@@ -221,7 +224,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--rank-table",
         type=click.Path(),
         metavar="FILE",
-        help="HCCL rank table of any version.  [default: the platform's]",
+        help="HCCL rank table of any version; with --engine ray it says which nodes to take.  [default: the "
+        "platform's]",
     ),
     _option(
         NODES,
@@ -235,7 +239,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--nnodes",
         type=_Nodes(int, "a whole number"),
         metavar="N",
-        help="Number of nodes.  [default: from the platform, or 1]",
+        help="Number of nodes; with --engine ray also MIN:MAX, as many of them as are free.  [default: from "
+        "the platform, or 1]",
     ),
     _option(
         NODES,
@@ -519,6 +524,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         CLUSTERS,
         "--engine",
         type=click.Choice(["ray", "ssh"]),
+        # Before the number of nodes, which only one of them takes as a range.
+        is_eager=True,
         help="Start the workers of all nodes from here: ray, on --nnodes nodes of the Ray cluster at "
         "RAY_ADDRESS or of the one on this machine; ssh, on --hosts or --hostfile.",
     ),
@@ -552,7 +559,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--placement-timeout",
         type=SECONDS,
         metavar="SECONDS",
-        help="With --engine ray: how long to wait for nodes that are free.  [default: 300]",
+        help="With --engine ray: how long to wait for nodes that are free, or those of --rank-table.  "
+        "[default: 300]",
     ),
     _option(
         CLUSTERS,

@@ -22,6 +22,7 @@ from davincirunsdk.platforms import places
 
 if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodePlan
+    from davincirunsdk.rank_table import RankTable
     from davincirunsdk.types import Event, LogBlock, RunResult
 
 _IDLE = 10.0
@@ -55,6 +56,8 @@ class NodeAgent:
         self._fault: Exception | None = None
         self._departing = ""
         self._no_entry = ""
+        self._table_timeout: float | None = 0.0
+        self._waits_for = ""
         self._outbox = _Outbox()
 
     async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
@@ -66,7 +69,10 @@ class NodeAgent:
         Raises:
             PlatformError: This node has NPUs, but fewer than asked for.
         """
-        return await in_thread(self._inspect, nproc_per_node)
+        chosen, made = await in_thread(self._look, nproc_per_node)
+        if made is not None:
+            made = await self._with_addresses(chosen, made)
+        return await in_thread(self._facts, chosen, made)
 
     async def start(self, plan: NodePlan, table: str) -> NodeStarted:
         """Start this node's workers; called again for another run, when the last has ended.
@@ -131,7 +137,12 @@ class NodeAgent:
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    def _inspect(self, nproc_per_node: int | None) -> NodeFacts:
+    def waits_for(self) -> str:
+        """Say what `inspect` is waiting for, "" for nothing."""
+        return self._waits_for
+
+    def _look(self, nproc_per_node: int | None) -> tuple[tuple[int, ...], RankTable | None]:
+        """Choose the devices, and make their table where there are any."""
         present = devices.npus(self._root)
         usable = devices.visible(os.environ, present)
         if usable and nproc_per_node is not None and nproc_per_node > len(usable):
@@ -140,12 +151,24 @@ class NodeAgent:
                 f"{nproc_per_node}, the nproc_per_node asked for"
             )
         chosen = usable[:nproc_per_node]
+        if not chosen:
+            return chosen, None
+        from davincirunsdk.rank_table.make import make
+
+        return chosen, make(root=self._root, device_ids=chosen, search_path=os.environ.get("PATH"))
+
+    def _facts(self, chosen: tuple[int, ...], made: RankTable | None) -> NodeFacts:
+        text = ""
+        if made is not None:
+            from davincirunsdk.rank_table import dump
+
+            text = dump(made)
         return NodeFacts(
             host=addresses.host_name(),
             address=self.address(),
             port=ports.free_port(),
             devices=len(chosen),
-            table=self._table(chosen) if chosen else "",
+            table=text,
             version=__version__,
             more_ports=tuple({ports.free_port() for _ in range(_MORE_PORTS)}),
         )
@@ -155,22 +178,24 @@ class NodeAgent:
         own = sorted(address for address in addresses.own() if ":" not in address)
         return own[0] if own else "127.0.0.1"
 
-    def _table(self, chosen: tuple[int, ...]) -> str:
+    async def _with_addresses(self, chosen: tuple[int, ...], made: RankTable) -> RankTable:
+        """Take the platform's word for the addresses of NPUs that this node does not tell."""
+        if all(row.device_ip is not None for row in made.servers[0].rows):
+            return made
         from davincirunsdk.engines.own_entry import own_entry
-        from davincirunsdk.rank_table import dump
-        from davincirunsdk.rank_table.make import make
 
-        made = make(root=self._root, device_ids=chosen, search_path=os.environ.get("PATH"))
-        if any(row.device_ip is None for row in made.servers[0].rows):
-            try:
-                entry = own_entry(chosen, os.environ, self._root)
-            except DavinciRunError as error:
-                # One node, or nodes of one super pod, need no more than was found.
-                self._no_entry = f": {error}"
-            else:
-                if entry is not None and (made.form != "v1.2" or entry.form == "v1.2"):
-                    made = entry
-        return dump(made)
+        def note(text: str) -> None:
+            self._waits_for = text
+
+        try:
+            entry = await own_entry(chosen, os.environ, self._root, limit=self._table_timeout, notify=note)
+        except DavinciRunError as error:
+            # One node, or nodes of one super pod, need no more than was found.
+            self._no_entry = f": {error}"
+            return made
+        finally:
+            self._waits_for = ""
+        return entry if entry is not None and (made.form != "v1.2" or entry.form == "v1.2") else made
 
     def _refuse_platform_table(self) -> None:
         """Refuse to take ranks from a table that the driver does not know: it counts nodes in its own order.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from davincirunsdk.cluster import file_name
 from davincirunsdk.concurrency import Patience, in_thread, resolve, shield
 from davincirunsdk.diagnosis.language import choose_language
+from davincirunsdk.engines.given_table import read_given
 from davincirunsdk.engines.joint import judge
 from davincirunsdk.engines.joint_attempt import JointAttempt
 from davincirunsdk.engines.planning import plan_anew, plan_nodes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.node import Member, Placement
     from davincirunsdk.supervision.cause import TimeLimit
     from davincirunsdk.types import RunResult, WorkerStatus
@@ -117,6 +119,7 @@ class NodesManager(JobBody):
         self._job_id = self._options.name or file_name(job_id(os.environ))
         self._collect = parse_ranks(collect)
         self._members: list[Member] = []
+        self._given: GivenTable | None = None
         self._table = ""
         self._attempt: JointAttempt | None = None
         self._engine_lost = ""
@@ -157,12 +160,14 @@ class NodesManager(JobBody):
             self._attempt.signal(number)
 
     async def _prepare(self) -> None:
-        handles = await self._placement.open()
+        given = self._given = await read_given(self._options, self._notify)
+        handles = await self._placement.open(given)
         try:
             shown = self._options.display.ranks
             self._members, self._table = await plan_nodes(
                 handles,
                 self._options,
+                given=given,
                 wanted_ranks=None if self._collect is None or shown is None else self._collect | shown,
                 notify=self._notify,
             )
@@ -294,10 +299,7 @@ class NodesManager(JobBody):
     def _names(self) -> dict[int, str]:
         names = {-1: "scheduler"}
         for member in self._members:
-            assert member.plan is not None
-            per_node = member.plan.options.nproc_per_node or 0
-            for rank in range(member.node_rank * per_node, (member.node_rank + 1) * per_node):
-                names[rank] = f"node {member.node_rank} rank {rank}"
+            names |= {rank: f"node {member.node_rank} rank {rank}" for rank in member.ranks}
         return names
 
     async def _open_event_log(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.types import RunResult, WorkerStatus
 
@@ -44,11 +45,15 @@ class NodeHandle(Protocol):
 class Placement(Protocol):
     """What an engine does for the driver: one agent on each of several nodes."""
 
-    async def open(self) -> Sequence[NodeHandle]:
+    async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         """Place the agents; called once. A cancellation leaves nothing placed.
+
+        Args:
+            table: Rank table that says which nodes to take; the handles come in its nodes' order.
 
         Raises:
             PlatformError: The nodes or their devices cannot be had.
+            RankTableError: The engine's nodes are not those of the table.
         """
 
     async def until_lost(self) -> str:
@@ -71,6 +76,7 @@ class Member:
     Attributes:
         handle: The way to its agent.
         facts: What the agent found there.
+        ranks: Of its workers, as the plan has it.
         node_rank: Place in the job.
         plan: What it was told to start.
         workers: As last reported.
@@ -87,6 +93,7 @@ class Member:
 
     handle: NodeHandle
     facts: NodeFacts
+    ranks: tuple[int, ...] = ()
     node_rank: int = 0
     plan: NodePlan | None = None
     workers: tuple[WorkerStatus, ...] = ()

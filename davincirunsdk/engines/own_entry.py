@@ -6,21 +6,28 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.platforms import own_node, places, sites_of
+from davincirunsdk.platforms import own_node, places, read_table, sites_of
 from davincirunsdk.rank_table import dump, parse
-from davincirunsdk.rank_table.file import read_file
 from davincirunsdk.rank_table.table import RankTable, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from davincirunsdk.rank_table.table import Json
 
 
-def own_entry(chosen: Sequence[int], env: Mapping[str, str], root: Path) -> RankTable | None:
-    """Cut this node's entry out of the platform's table; blocks shortly, a table is not waited for.
+async def own_entry(
+    chosen: Sequence[int],
+    env: Mapping[str, str],
+    root: Path,
+    *,
+    limit: float | None = 0.0,
+    notify: Callable[[str], None] = lambda _: None,
+) -> RankTable | None:
+    """Cut this node's entry out of the platform's table, when that is complete.
 
     The platform's table as a whole is of no use: an engine's job may have fewer nodes, in another order.
 
@@ -28,23 +35,25 @@ def own_entry(chosen: Sequence[int], env: Mapping[str, str], root: Path) -> Rank
         chosen: Physical numbers of the NPUs to use.
         env: The environment.
         root: Folder that stands for `/`.
+        limit: Seconds to wait for the table, None for as long as a job of one node does.
+        notify: Takes lines for people about what is waited for.
 
     Returns:
         A table of this node alone, ranks from 0; None where there is no table.
 
     Raises:
-        RankTableError: The table is not complete or not correct.
-        PlatformError: It cannot be read, or this node with these NPUs is not to be found in it.
+        RankTableError: The table is not correct, not there, or does not become complete in time.
+        PlatformError: This node with these NPUs is not to be found in it.
     """
-    place = places.find(env, root=root)
+    place = await in_thread(lambda: places.find(env, root=root))
     if place is None:
         return None
-    path = str(place.path)
-    try:
-        _, text = read_file(place.path)
-    except OSError as error:
-        raise PlatformError(f"rank table {path} cannot be read: {error.strerror}") from None
-    table = parse(text, path=path)
+    sites = await in_thread(lambda: sites_of(env))
+    table = await read_table(place, env, sites, limit, notify)
+    return await in_thread(_cut, table, str(place.path), chosen, env)
+
+
+def _cut(table: RankTable, path: str, chosen: Sequence[int], env: Mapping[str, str]) -> RankTable:
     if table.form == "v2.0":
         raise RankTableError(f"rank table {path}: found version 2.0, which names no hosts", path=path)
     nodes = table.nodes()

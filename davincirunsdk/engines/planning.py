@@ -18,6 +18,7 @@ from davincirunsdk.phrases import some_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.options import JobOptions
@@ -36,14 +37,16 @@ async def plan_nodes(
     handles: Sequence[NodeHandle],
     options: JobOptions,
     *,
+    given: GivenTable | None,
     wanted_ranks: frozenset[int] | None,
     notify: Callable[[str], None],
 ) -> tuple[list[Member], str]:
     """Ask all nodes what they have, and settle who is which node and where they meet.
 
     Args:
-        handles: The way to each node's agent, in any order.
+        handles: The way to each node's agent, in any order, or that of the rank table.
         options: Of the whole job.
+        given: Rank table that the user gave.
         wanted_ranks: Whose output the nodes have to send, None for all.
         notify: Takes a line on what the job has to do without.
 
@@ -52,19 +55,31 @@ async def plan_nodes(
 
     Raises:
         PlatformError: Nodes are lost, do not fit together, or have not what was asked for.
-        RankTableError: The nodes' tables contradict each other.
+        RankTableError: The nodes' tables contradict each other, or the given one is not theirs.
     """
-    facts = await _inspect(handles, options.nproc_per_node)
-    table, order = await in_thread(table_of, facts)
-    members = [Member(handle=handles[place], facts=facts[place]) for place in order]
-    per_node = _workers_per_node([member.facts for member in members], options.nproc_per_node)
+    # A table may name any of a node's devices.
+    facts = await _inspect(handles, options.nproc_per_node if given is None else None)
+    _refuse_other_versions(facts)
+    if given is not None:
+        await in_thread(given.check_devices, facts)
+        table, order = given.text, tuple(range(len(facts)))
+        ranks = [tuple(row.rank for row in node.rows) for node in given.nodes]
+    else:
+        table, order = await in_thread(table_of, facts)
+        count = _workers_per_node([facts[place] for place in order], options.nproc_per_node)
+        ranks = [tuple(range(place * count, (place + 1) * count)) for place in range(len(facts))]
+    members = [
+        Member(handle=handles[place], facts=facts[place], ranks=own)
+        for place, own in zip(order, ranks, strict=True)
+    ]
     held = min(_MOST_OUTPUT, max(_LEAST_OUTPUT, _OUTPUT_BYTES // len(members)))
     for node_rank, member in enumerate(members):
         member.node_rank = node_rank
         member.plan = NodePlan(
             options=replace(
                 options,
-                nproc_per_node=per_node,
+                nproc_per_node=len(member.ranks),
+                rank_table=None,
                 nnodes=len(members),
                 node_rank=node_rank,
                 master_addr=members[0].facts.address,
@@ -131,8 +146,7 @@ async def _inspect(handles: Sequence[NodeHandle], nproc_per_node: int | None) ->
             call.cancel()
 
 
-def _workers_per_node(facts: Sequence[NodeFacts], wanted: int | None) -> int:
-    """Settle the number of workers per node, and refuse nodes that do not fit together."""
+def _refuse_other_versions(facts: Sequence[NodeFacts]) -> None:
     hosts: dict[str, list[str]] = {}
     for fact in facts:
         if fact.version != __version__:
@@ -143,6 +157,10 @@ def _workers_per_node(facts: Sequence[NodeFacts], wanted: int | None) -> int:
             f"found davincirunsdk {found}, and {__version__} here; expected one version on all nodes: "
             f"pip install davincirunsdk=={__version__} there"
         )
+
+
+def _workers_per_node(facts: Sequence[NodeFacts], wanted: int | None) -> int:
+    """Settle the number of workers per node, and refuse nodes that do not fit together."""
     counts = {fact.devices for fact in facts}
     if len(counts) > 1:
         listed = ", ".join(f"{fact.devices} on {fact.host}" for fact in facts[:8])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from davincirunsdk.engines.driver import NodesManager
 from davincirunsdk.engines.ray_placement import RayPlacement
 from davincirunsdk.engines.whole import called_like, to_its_end, to_its_end_blocking
-from davincirunsdk.options import JobKeywords, JobOptions, refuse_unknown, spelled_out, whole_number
+from davincirunsdk.options import JobKeywords, JobOptions, node_range, refuse_unknown, spelled_out
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +41,9 @@ def manager(
     work_dir: str | os.PathLike[str] = "./",
     log_dir: str | os.PathLike[str] | None = "./log",
     *,
-    nnodes: int,
+    nnodes: int | str | None = None,
+    rank_table: str | os.PathLike[str] | None = None,
+    rank_table_timeout: float | None = None,
     resource: str = "NPU",
     address: str | None = None,
     placement_timeout: float = 300.0,
@@ -56,7 +58,13 @@ def manager(
         command: See `NodesManager`, as for all arguments that are not named here.
         work_dir: See there.
         log_dir: See there.
-        nnodes: Nodes of the job.
+        nnodes: Nodes of the job; or the least and the most, such as `"2:4"`: then the job takes as many
+            as are free, and after the loss of a node goes on with as many as are left. Not needed with a
+            rank table.
+        rank_table: Rank table that says which nodes and devices to use, and their ranks. Its nodes are
+            found among Ray's by name, `server_id` or `host_ip`, and are reserved whole.
+        rank_table_timeout: Seconds to wait for a complete rank table, here, or on nodes that need their
+            platform's.
         resource: Ray's name of what a worker occupies: `NPU`, or `CPU` to run without NPUs.
         address: Of the cluster's head; by default RAY_ADDRESS, or the cluster on this machine. A
             program that is connected already stays with its cluster.
@@ -74,9 +82,19 @@ def manager(
         ValueError: As for `NodesManager`.
     """
     refuse_unknown(keywords, JobKeywords.__annotations__)
-    options = JobOptions.of(command, work_dir, log_dir, nnodes=whole_number("nnodes", nnodes, 1), **keywords)
+    least, most = (None, None) if nnodes is None else node_range("nnodes", nnodes)
+    options = JobOptions.of(
+        command,
+        work_dir,
+        log_dir,
+        nnodes=most,
+        rank_table=rank_table,
+        rank_table_timeout=rank_table_timeout,
+        **keywords,
+    )
     return manager_of(
         options,
+        least_nodes=least,
         resource=resource,
         address=address,
         placement_timeout=placement_timeout,
@@ -89,6 +107,7 @@ def manager(
 def manager_of(
     options: JobOptions,
     *,
+    least_nodes: int | None = None,
     resource: str = "NPU",
     address: str | None = None,
     placement_timeout: float = 300.0,
@@ -96,10 +115,13 @@ def manager_of(
     notify: Callable[[str], None] | None = None,
     on_event: Callable[[Event], object] | None = None,
 ) -> NodesManager:
-    """Do what `manager` does with options that have been checked before; `nnodes` must be among them.
+    """Do what `manager` does with options that have been checked before.
+
+    `nnodes` must be among them, or a rank table.
 
     Args:
         options: What to run.
+        least_nodes: Nodes that are enough, by default all of `nnodes`.
         resource: See `manager`, as for all others.
         address: See there.
         placement_timeout: See there.
@@ -110,20 +132,25 @@ def manager_of(
     Raises:
         ValueError: Something that a job over a cluster needs was not given.
     """
-    if options.nnodes is None:
+    most, table = options.nnodes, options.rank_table
+    if most is None and table is None:
         raise ValueError("nnodes is missing: expected the number of nodes that the job is to have")
+    if table is not None and least_nodes not in (None, most):
+        raise ValueError(f"nnodes is {least_nodes}:{most}, but a rank table names its nodes: leave it out")
     if resource not in ("NPU", "CPU"):
         raise ValueError(f"resource is {resource!r}: expected NPU or CPU")
-    if resource == "CPU" and options.nproc_per_node is None:
+    if resource == "CPU" and options.nproc_per_node is None and table is None:
         raise ValueError(
             "nproc_per_node is missing: without NPUs nothing else says how many workers to start"
         )
     placement = RayPlacement(
-        nnodes=options.nnodes,
+        least=least_nodes or most or 1,
+        most=most or 1,
         nproc_per_node=options.nproc_per_node,
         resource=resource,
         address=address,
         timeout=placement_timeout,
+        table_timeout=options.rank_table_timeout,
         grace_period=options.grace_period,
         notify=notify or (lambda text: logger.warning("%s", text)),
     )
@@ -139,7 +166,7 @@ async def run(*arguments: Any, **options: Any) -> RunResult:
 
     Args:
         *arguments: See `manager`.
-        **options: See `manager`; `nnodes` is needed.
+        **options: See `manager`; `nnodes` is needed, or a rank table.
 
     Returns:
         The result: workers of all nodes in rank order, paths as they are on the nodes.
@@ -147,7 +174,7 @@ async def run(*arguments: Any, **options: Any) -> RunResult:
     Raises:
         DistributedRuntimeError: A worker failed by itself, or a node was lost.
         PlatformError: There is no such cluster, or its nodes or their devices cannot be had.
-        RankTableError: The nodes' NPUs make no rank table.
+        RankTableError: The nodes' NPUs make no rank table, or are not those of the one that was given.
         WorkerSpawnError: The command cannot be started on one of the nodes.
     """
     return await to_its_end(manager(*arguments, **options))
@@ -163,7 +190,7 @@ def run_blocking(*arguments: Any, **options: Any) -> RunResult:
 
     Args:
         *arguments: See `manager`.
-        **options: See `manager`; `nnodes` is needed.
+        **options: See `manager`; `nnodes` is needed, or a rank table.
 
     Returns:
         As `run`.

@@ -52,8 +52,14 @@ class RayAgent(NodeAgent):
         self._watching: asyncio.Task[None] | None = None
         self._grace_period = 0.0
 
-    async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
-        """See `NodeAgent.inspect`; the watch over the node's place in the cluster begins here."""
+    async def inspect(self, nproc_per_node: int | None, table_timeout: float | None = None) -> NodeFacts:
+        """See `NodeAgent.inspect`; the watch over the node's place in the cluster begins here.
+
+        Args:
+            nproc_per_node: See there.
+            table_timeout: Seconds to wait for the platform's rank table, None for the default.
+        """
+        self._table_timeout = table_timeout
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
         return await super().inspect(nproc_per_node)

@@ -25,14 +25,16 @@ from davincirunsdk.engines.ray_agent import (
     patience,
     until_unreachable,
 )
+from davincirunsdk.engines.ray_reservation import LOOK, Reservation
 from davincirunsdk.errors import PlatformError
-from davincirunsdk.types import readable_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.engines.node import NodeHandle
+    from davincirunsdk.engines.ray_reservation import Bundle
 
 
 def _look_for_head(place: str) -> None:
@@ -60,13 +62,8 @@ _MISSING = re.compile(r"No module named '([\w.]+)'")
 _SLACK = 15.0
 """Seconds between the workers' end for a lost head and Ray's; with less, the agents let us act first."""
 
-_LOOK = 2.0
-"""Seconds between two looks at the nodes that are waited for."""
-
-_REMINDER = 60.0
-"""Seconds after which is said anew what is waited for, though nothing has changed."""
-
-_MOST_LISTED = 16
+_WAITING_STEP = 10.0
+"""Seconds between two lines about what nodes wait for."""
 
 _CLOSING = 5.0
 """Seconds for all that giving the nodes back takes."""
@@ -87,11 +84,13 @@ class RayPlacement:
     """One agent on each of several nodes of a Ray cluster.
 
     Args:
-        nnodes: Number of nodes.
+        least: Nodes below which there is no job.
+        most: Nodes that are wanted.
         nproc_per_node: Devices to occupy on each, None for all NPUs of a node.
         resource: `NPU` or `CPU`.
         address: Of the cluster's head, None to look for it.
         timeout: Seconds to wait for free nodes.
+        table_timeout: Seconds that nodes wait for a platform's rank table, None for the default.
         grace_period: Seconds that workers need at the end, which a lost head must leave them.
         notify: Takes a line when nodes have to be waited for, or the head does not answer.
     """
@@ -99,54 +98,82 @@ class RayPlacement:
     def __init__(
         self,
         *,
-        nnodes: int,
+        least: int,
+        most: int,
         nproc_per_node: int | None,
         resource: str,
         address: str | None,
         timeout: float,
+        table_timeout: float | None,
         grace_period: float,
         notify: Callable[[str], None],
     ) -> None:
-        self._nnodes = nnodes
-        self._wanted = nproc_per_node
+        self._reservation = Reservation(
+            least=least, most=most, count=nproc_per_node, resource=resource, notify=notify
+        )
         self._resource = resource
         self._address = address
         self._timeout = timeout
+        self._table_timeout = table_timeout
         self._grace_period = grace_period
         self._notify = notify
         self._attached = False
         self._given_up = False
         self._head: tuple[str, int] | None = None
-        self._group: Any = None
         self._actors: list[Any] = []
 
-    async def open(self) -> Sequence[NodeHandle]:
+    async def open(self, table: GivenTable | None = None) -> Sequence[NodeHandle]:
         """Attach to the cluster, reserve the nodes and place the agents.
+
+        Args:
+            table: See `Placement.open`.
 
         Returns:
             One handle per node.
 
         Raises:
             PlatformError: Ray is not installed, there is no cluster, or the nodes do not get free in time.
+            RankTableError: The table's nodes are not those of the cluster.
         """
+        self._reservation.given = table
         waits = Patience(lambda: None)
         try:
             await self._attach_in_time()
-            count = self._wanted if self._wanted is not None else await waits.wait(in_thread(self._most))
-            await waits.wait(in_thread(self._reserve, count))
-            waits.settle()
-            await self._wait_for_nodes(count)
-            self._actors = await waits.wait(in_thread(self._place_agents, count))
-            waits.settle()
+            return await self._place(waits, self._timeout)
         except BaseException:
             if not self._given_up:
                 await waits.wait(asyncio.ensure_future(self.close()))
             raise
-        shared = _Shared()
+
+    async def renew(self, bound: float) -> Sequence[NodeHandle]:
+        """See `Placement.renew`.
+
+        Raises:
+            PlatformError: The nodes do not get free in time.
+        """
+        waits = Patience(lambda: None)
+        returning = in_thread(self._return_nodes)
+        await waits.within(_CLOSING, returning)
+        waits.settle()
+        if not returning.done():
+            returning.add_done_callback(lambda future: future.cancelled() or future.exception())
+            raise PlatformError(f"Ray's head did not take the nodes back within {_CLOSING:g} s")
+        returning.result()
+        return await self._place(waits, min(bound, self._timeout))
+
+    async def _place(self, waits: Patience, bound: float) -> Sequence[NodeHandle]:
+        """Reserve nodes and place an agent on each."""
+        bundles = await self._reservation.take(bound)
+        self._actors = await waits.wait(in_thread(self._place_agents, bundles))
+        waits.settle()
         self._head = head_place()
         hosts = await waits.wait(in_thread(self._hosts))
         waits.settle()
-        return [_RayNode(actor, shared, hosts, place) for place, actor in enumerate(self._actors)]
+        shared = _Shared(self._notify)
+        return [
+            _RayNode(actor, shared, hosts, place, self._table_timeout)
+            for place, actor in enumerate(self._actors)
+        ]
 
     async def until_lost(self) -> str:
         """Wait until the head is gone for so long that workers can just be ended before Ray ends all."""
@@ -180,7 +207,7 @@ class RayPlacement:
         import ray
 
         going = [asyncio.ensure_future(_gone(actor)) for actor in self._actors]
-        self._actors, self._group = [], None
+        self._actors, self._reservation.group = [], None
         if going:
             await asyncio.wait(going, timeout=1.0)
         if self._attached:
@@ -261,133 +288,73 @@ class RayPlacement:
                 "one node, `ray start --address=HEAD:6379` on the others, or its address in RAY_ADDRESS"
             ) from None
 
-    def _most(self) -> int:
-        """Tell how many devices as many nodes as wanted have, each."""
-        counts = sorted(self._capacities(), reverse=True)
-        if len(counts) < self._nnodes or counts[self._nnodes - 1] < 1:
-            raise PlatformError(
-                f"found {sum(count >= 1 for count in counts)} nodes with NPUs in the Ray cluster; expected "
-                f"{self._nnodes}: start Ray on the nodes that have NPUs, or ask for CPUs (resource='CPU', "
-                "--resource CPU) and give nproc_per_node"
-            )
-        return counts[self._nnodes - 1]
-
-    def _capacities(self) -> list[int]:
-        import ray
-
-        return [int(node["Resources"].get(self._resource, 0)) for node in ray.nodes() if node["Alive"]]
-
-    def _reserve(self, count: int) -> None:
-        from ray.util.placement_group import placement_group
-
-        self._group = placement_group([{self._resource: count}] * self._nnodes, strategy="STRICT_SPREAD")
-
-    async def _wait_for_nodes(self, count: int) -> None:
-        ready = asyncio.wrap_future(self._group.ready().future())
-        # A group that is given back while we wait makes this fail, when nobody wants to know.
-        ready.add_done_callback(lambda future: future.cancelled() or future.exception())
-        words = f"{_nodes(self._nnodes)} with {count} {self._resource} free on each"
-        began = time.monotonic()
-        told, told_at = "", 0.0
-        # Ray tells nobody that its nodes have changed, so they are looked at.
-        while (passed := time.monotonic() - began) < self._timeout:
-            await asyncio.wait({ready}, timeout=min(_LOOK, self._timeout - passed))
-            if ready.done():
-                ready.result()
-                return
-            there = await self._what_there_is(count)
-            now = time.monotonic()
-            if there != told or now - told_at >= _REMINDER:
-                left = max(0.0, self._timeout - (now - began))
-                self._notify(
-                    f"waiting for {words}, {readable_time(left)} more at most (--placement-timeout); {there}"
-                )
-                told, told_at = there, now
-        ready.cancel()
-        raise PlatformError(
-            f"found no {words} within {self._timeout:g} s; {await self._what_there_is(count)}: "
-            "wait for other jobs, ask for fewer, add nodes, or wait longer (placement_timeout, "
-            "--placement-timeout)"
-        )
-
-    async def _what_there_is(self, count: int) -> str:
-        waits = Patience(lambda: None)
-        nodes = await waits.wait(in_thread(self._free))
-        waits.settle()
-        able = sum(free >= count for _, free, _ in nodes)
-        listed = ", ".join(
-            f"{host} {_plain(free)} of {_plain(total)}" for host, free, total in nodes[:_MOST_LISTED]
-        )
-        more = f" and {len(nodes) - _MOST_LISTED} more" if len(nodes) > _MOST_LISTED else ""
-        return f"{able} of {self._nnodes} now; {self._resource} free: {listed or 'on no node'}{more}"
-
-    def _free(self) -> list[tuple[str, float, float]]:
-        """Name, free and all devices of each living node that has any, the fullest last."""
-        import ray
-        from ray._private.state import available_resources_per_node
-
-        free = available_resources_per_node()
-        found = [
-            (
-                str(node["NodeManagerHostname"]),
-                float(free.get(node["NodeID"], {}).get(self._resource, 0)),
-                float(node["Resources"].get(self._resource, 0)),
-            )
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
-        return sorted((one for one in found if one[2]), key=lambda one: (-one[1], one[0]))
-
     def _hosts(self) -> _Hosts:
         """Learn which host each agent is on, by the place of its bundle; blocks."""
         import ray
         from ray.util.placement_group import placement_group_table
 
         names = {node["NodeID"]: _host_name(node) for node in ray.nodes()}
-        bundles = placement_group_table(self._group).get("bundles_to_node_id", {})
+        bundles = placement_group_table(self._reservation.group).get("bundles_to_node_id", {})
         return _Hosts(names, {int(place): names.get(of, "") for place, of in bundles.items()})
 
-    def _place_agents(self, count: int) -> list[Any]:
+    def _place_agents(self, bundles: Sequence[Bundle]) -> list[Any]:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         remote = ray.remote(RayAgent)
-        needs: dict[str, Any] = {"num_cpus": count} if self._resource == "CPU" else {"num_cpus": 0}
-        if self._resource != "CPU":
-            needs["resources"] = {self._resource: count}
         return [
             remote.options(
-                **needs,
+                **(
+                    {"num_cpus": bundle.count}
+                    if self._resource == "CPU"
+                    else {"num_cpus": 0, "resources": {self._resource: bundle.count}}
+                ),
                 max_restarts=0,
                 runtime_env={"env_vars": ACTOR_ENVIRONMENT},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=place
+                    self._reservation.group, placement_group_bundle_index=place
                 ),
             ).remote()
-            for place in range(self._nnodes)
+            for place, bundle in enumerate(bundles)
         ]
 
     def _close(self) -> None:
         try:
-            import ray
+            import ray  # noqa: F401 # without it there is nothing to give back
         except ImportError:
             return
-        from ray.util.placement_group import remove_placement_group
+        self._return_nodes()
+        self._detach()
+
+    def _return_nodes(self) -> None:
+        import ray
 
         for actor in self._actors:
             ray.kill(actor)
-        if self._group is not None:
-            remove_placement_group(self._group)
-        self._actors, self._group = [], None
-        self._detach()
+        self._actors = []
+        self._reservation.release()
 
 
 class _Shared:
-    """The rank table in Ray's store: thousands of rows go to each node once, not through the driver."""
+    """What the ways to all nodes have in common.
 
-    def __init__(self) -> None:
+    The rank table is in Ray's store: thousands of rows go to each node once, not through the driver.
+
+    Args:
+        notify: Takes lines about what nodes wait for.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+        self._told_at = -_WAITING_STEP
         self._text = ""
         self._reference: Any = ""
+
+    def tell(self, text: str) -> None:
+        """Say what a node waits for; others mostly wait for the same."""
+        if time.monotonic() - self._told_at >= _WAITING_STEP:
+            self._told_at = time.monotonic()
+            self._notify(text)
 
     def reference(self, text: str) -> Any:
         if text != self._text:
@@ -416,15 +383,25 @@ class _Hosts:
 class _RayNode:
     """The way to one actor; see `NodeHandle`."""
 
-    def __init__(self, actor: Any, shared: _Shared, hosts: _Hosts, place: int) -> None:
+    def __init__(
+        self, actor: Any, shared: _Shared, hosts: _Hosts, place: int, table_timeout: float | None
+    ) -> None:
         self._actor = actor
         self._shared = shared
         self._hosts = hosts
         self._place = place
+        self._table_timeout = table_timeout
 
     async def inspect(self, nproc_per_node: int | None) -> NodeFacts:
-        facts: NodeFacts = await self._answer(self._actor.inspect.remote(nproc_per_node))
-        return facts
+        call = self._actor.inspect.remote(nproc_per_node, self._table_timeout)
+        inspecting: asyncio.Future[NodeFacts] = asyncio.ensure_future(self._answer(call))
+        try:
+            while not (await asyncio.wait({inspecting}, timeout=LOOK))[0]:
+                if text := await self._answer(self._actor.waits_for.remote()):
+                    self._shared.tell(f"{self._hosts.of(self._place)}: {text}")
+            return inspecting.result()
+        finally:
+            inspecting.cancel()
 
     async def start(self, plan: NodePlan, table: str) -> NodeStarted:
         call = self._actor.start.remote(plan, self._shared.reference(table))
@@ -477,14 +454,6 @@ def _first_of(text: str) -> str:
 
 def _host_name(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-
-
-def _nodes(number: int) -> str:
-    return f"{number} node{'s' if number > 1 else ''}"
-
-
-def _plain(number: float) -> str:
-    return f"{number:g}"
 
 
 def _written(place: tuple[str, int]) -> str:

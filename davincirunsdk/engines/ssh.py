@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.types import Event, RunResult
@@ -177,6 +178,10 @@ def manager_of(
         TypeError: An argument is of a wrong kind.
         ValueError: No hosts or two lists of them are given, they cannot be read, or do not fit.
     """
+    if options.rank_table is not None:
+        raise ValueError(
+            "rank_table has no use with ssh: hosts and slots say where workers are; leave it out"
+        )
     if (hosts is None) == (hostfile is None):
         found = "neither" if hosts is None else "both"
         raise ValueError(f"{found} of hosts and hostfile is given: expected one, such as hosts='a,b:8'")
@@ -281,8 +286,11 @@ class SshPlacement:
         self._mark = f"{outer}/{own}" if outer else own
         self._nodes = [_SshNode(host, greeting) for host in hosts]
 
-    async def open(self) -> Sequence[NodeHandle]:
+    async def open(self, table: GivenTable | None = None) -> Sequence[NodeHandle]:
         """Reach all hosts, start the agents and hear what they found.
+
+        Args:
+            table: None: the user named the hosts, so no table is taken.
 
         Returns:
             One handle per host, in their order.

@@ -38,7 +38,16 @@ if TYPE_CHECKING:
     from davincirunsdk.platforms.site import Platform, Site
     from davincirunsdk.rank_table import RankTable
 
-__all__ = ["PLATFORMS", "detect", "job_id", "locate", "log_root", "prepare_rank_table", "sites_of"]
+__all__ = [
+    "PLATFORMS",
+    "detect",
+    "job_id",
+    "locate",
+    "log_root",
+    "prepare_rank_table",
+    "read_table",
+    "sites_of",
+]
 
 PLATFORMS: tuple[Platform, ...] = (
     modelarts,  # before volcano: it is built on Volcano and sets the same VC_* variables
@@ -144,7 +153,7 @@ async def locate(
             lambda: without_table.cluster(wish, env, platform=platform, sites=sites, root=root)
         )
     else:
-        table = await _read_table(place, env, sites, wish.rank_table_timeout, notify)
+        table = await read_table(place, env, sites, wish.rank_table_timeout, notify)
         cluster = await in_thread(
             lambda: _from_table(table, place.path, wish, env, platform, sites, root, notes.append)
         )
@@ -278,7 +287,7 @@ async def prepare_rank_table(
     place = await in_thread(lambda: places.find(env, root=root))
     if place is None:
         return None
-    table = await _read_table(place, env, await in_thread(lambda: sites_of(env)), None, notify)
+    table = await read_table(place, env, await in_thread(lambda: sites_of(env)), None, notify)
 
     def prepare() -> dict[str, str]:
         from davincirunsdk.platforms import from_table, own_node
@@ -317,13 +326,27 @@ def without_outer_job(env: Mapping[str, str], *, keep_table: bool = False) -> Ma
     return env
 
 
-async def _read_table(
+async def read_table(
     place: places.Place,
     env: Mapping[str, str],
     sites: tuple[Site, ...],
     limit: float | None,
     notify: Callable[[str], None],
 ) -> RankTable:
+    """Wait for a rank table as `locate` does, and read it.
+
+    Args:
+        place: Where it is, or should be.
+        env: The environment.
+        sites: What the platforms say: a missing file may be one that they write.
+        limit: Seconds to wait, None for the environment's or the default.
+        notify: Takes lines for people about what is waited for. Warnings are logged.
+
+    Raises:
+        RankTableError: The table is wrong, or is not there.
+        RankTableTimeoutError: It did not become complete in time.
+        PlatformError: The environment's limit is no number.
+    """
     # Not at the top: without a table the launcher starts without a JSON library. In a thread first:
     # the import takes longer than the loop may be held up.
     await in_thread(lambda: import_module("davincirunsdk.rank_table.file"))

@@ -93,6 +93,21 @@ def find(
     raise PlatformError(_unsettled(nodes, left, signals, sites, path))
 
 
+def fits(node: TableNode, *, host: str, address: str) -> bool:
+    """Tell whether a machine is a node of a rank table, by the name and the address that others know it by.
+
+    Args:
+        node: The table's node.
+        host: Name of the machine, or of the pod.
+        address: Its address.
+    """
+    return (
+        host in node.pods
+        or address in _addresses(node)
+        or bool(host and _short(node.server.server_id) == _short(host))
+    )
+
+
 def _signals(env: Mapping[str, str]) -> list[_Signal]:
     hosts = _distinct([env.get("HOSTNAME", ""), addresses.host_name()])
     pods = _distinct([env.get(name, "") for name in POD_NAMES])

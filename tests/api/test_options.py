@@ -12,7 +12,7 @@ import pytest
 from davincirunsdk import FMKManager, aio, blocking
 from davincirunsdk.engines import ray
 from davincirunsdk.engines.driver import NodesManager
-from davincirunsdk.options import Display, JobKeywords, JobOptions, NodeKeywords
+from davincirunsdk.options import Display, JobKeywords, JobOptions, NodeKeywords, node_range
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def test_calls_for_many_nodes_show_what_they_take(call: object) -> None:
     assert callable(call)
     names = set(inspect.signature(call).parameters)
     assert set(JobKeywords.__annotations__) <= names
-    assert not {"rank_table", "node_rank", "master_addr"} & names
+    assert not {"devices", "node_rank", "master_addr"} & names
 
 
 def test_options_are_frozen_and_can_be_sent() -> None:
@@ -114,9 +114,18 @@ def test_wrong_options_are_refused_in_words(
 
 
 def test_what_one_node_takes_is_refused_for_many() -> None:
-    """A rank table of one node settles nothing on the others."""
-    with pytest.raises(TypeError, match="unexpected keyword argument 'rank_table'"):
-        ray.manager(["true"], nnodes=2, rank_table="x")  # type: ignore[call-arg] # that is what is tested
+    """Devices of one node settle nothing on the others."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'devices'"):
+        ray.manager(["true"], nnodes=2, devices="0")  # type: ignore[call-arg] # that is what is tested
+
+
+def test_a_range_of_nodes_is_read() -> None:
+    """One number is both ends; what is no range is told with an example."""
+    assert node_range("nnodes", 3) == (3, 3)
+    assert node_range("nnodes", "2:4") == (2, 4)
+    for wrong in ("4:2", "0:2", "2:", "a:b", "-1"):
+        with pytest.raises(ValueError, match=r"nnodes is '.*': expected"):
+            node_range("nnodes", wrong)
 
 
 @pytest.mark.parametrize(

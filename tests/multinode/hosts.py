@@ -1,4 +1,4 @@
-"""Two network namespaces as two hosts: each with its own loopback, joined by one cable."""
+"""Network namespaces as hosts: each with its own loopback and its cable to the others."""
 
 from __future__ import annotations
 
@@ -20,15 +20,25 @@ class Host:
         name: Of the namespace.
         address: Its own on the cable.
         interface: Its end of the cable.
+        named: What runs on it knows it by its name, rather than by this machine's.
     """
 
     name: str
     address: str
     interface: str
+    named: bool = False
 
-    def on(self, *command: str) -> list[str]:
-        """Give the words that run a command on this host."""
-        return ["ip", "netns", "exec", self.name, *command]
+    def on(self, *command: str, own: str = "") -> list[str]:
+        """Give the words that run a command on this host.
+
+        Args:
+            command: Its words.
+            own: A folder of which this command has one of its own, as on a host's own disk.
+        """
+        setting = f"hostname {self.name}; " if self.named else ""
+        setting += f"mount -t tmpfs none '{own}'; " if own else ""
+        words = ["unshare", "--uts", "sh", "-c", f'{setting}exec "$@"', "sh"] if setting else []
+        return ["ip", "netns", "exec", self.name, *words, *command]
 
 
 @contextmanager
@@ -52,6 +62,35 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             for interface in ("lo", host.interface):
                 ip("-n", host.name, "link", "set", interface, "up")
         yield first, second
+    finally:
+        for name in made:
+            ip("netns", "del", name)
+
+
+@contextmanager
+def named_hosts(count: int) -> Iterator[tuple[Host, ...]]:
+    """Make hosts with names of their own that reach each other through a switch, and nothing else."""
+    tag = f"dr{os.getpid()}"
+    switch = f"{tag}s"
+    hosts = tuple(
+        Host(name=f"{tag}h{number}", address=f"10.77.1.{number + 1}", interface=f"{tag}h{number}", named=True)
+        for number in range(count)
+    )
+    made = []
+    try:
+        for name in (switch, *(host.name for host in hosts)):
+            ip("netns", "add", name)
+            made.append(name)
+        ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        ip("-n", switch, "link", "set", "switch", "up")
+        for number, host in enumerate(hosts):
+            ip("link", "add", host.interface, "netns", host.name, "type", "veth",
+                "peer", "name", f"port{number}", "netns", switch)  # fmt: skip
+            ip("-n", switch, "link", "set", f"port{number}", "master", "switch", "up")
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.interface)
+            for interface in ("lo", host.interface):
+                ip("-n", host.name, "link", "set", interface, "up")
+        yield hosts
     finally:
         for name in made:
             ip("netns", "del", name)

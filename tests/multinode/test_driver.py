@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from processes import is_alive
@@ -20,12 +21,14 @@ from davincirunsdk import DistributedRuntimeError, WorkerSpawnError
 from davincirunsdk.engines.agent import NodeAgent
 from davincirunsdk.engines.driver import NodesManager
 from davincirunsdk.engines.node import NodeLostError
-from davincirunsdk.errors import PlatformError
+from davincirunsdk.errors import PlatformError, RankTableError
 from davincirunsdk.job import start_line
+from davincirunsdk.options import JobOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.errors import DavinciRunError
@@ -42,9 +45,11 @@ class Here:
     def __init__(self, *agents: NodeAgent) -> None:
         self.agents = agents
         self.closed = 0
+        self.given: GivenTable | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def open(self) -> Sequence[NodeHandle]:
+    async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
+        self.given = table
         return self.agents
 
     async def until_lost(self) -> str:
@@ -127,6 +132,62 @@ async def test_device_addresses_make_one_rank_table(tmp_path: Path) -> None:
         ("b", "2", "0", "192.0.2.1"),
         ("b", "3", "1", "192.0.2.2"),
     ]
+
+
+def write_table(path: Path, rows: dict[str, tuple[int, ...]], status: str = "completed") -> None:
+    """Write a v1.0 table of devices per server, ranks in this order."""
+    ranks = itertools.count()
+    servers = [
+        {
+            "server_id": server,
+            "device": [
+                {"device_id": str(one), "device_ip": f"29.0.{place}.{one + 1}", "rank_id": str(next(ranks))}
+                for one in numbers
+            ],
+        }
+        for place, (server, numbers) in enumerate(rows.items())
+    ]
+    about = {"version": "1.0", "status": status, "server_count": str(len(servers))}
+    path.write_text(json.dumps({**about, "server_list": servers}))
+
+
+async def test_a_table_of_the_user_s_gives_devices_and_ranks(tmp_path: Path) -> None:
+    """Nodes in the table's order, each with the devices and ranks of its rows."""
+    table = tmp_path / "table.json"
+    write_table(table, {"b": (1, 3), "a": (0,)})
+    names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
+    show = f"import os; print(*(os.environ[name] for name in {names}))"
+    placement = Here(host(tmp_path, "b", 4), host(tmp_path, "a", 4))
+    options = JobOptions.of([sys.executable, "-c", show], rank_table=table)
+    async with NodesManager.from_options(placement, options) as job:
+        result = await job.wait()
+    assert placement.given is not None
+    assert [node.name for node in placement.given.nodes] == ["b", "a"]
+    told = [worker.log_path.read_text().split() for worker in result.workers]
+    assert told == [["0", "3", "0", "0"], ["1", "3", "0", "1"], ["2", "3", "1", "0"]]
+    assert [worker.npu_id for worker in result.workers] == [1, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, r"found device 6 of b, where NPUs 0-3 can be used .*; device 5 of a, where NPUs 0-3"),
+        ({"nnodes": 3}, r"found 2 nodes; expected 3, the nnodes asked for"),
+        ({"nproc_per_node": 2}, r"found 1 device of a; expected 2, the nproc_per_node asked for"),
+    ],
+)
+async def test_a_table_that_does_not_fit_starts_nothing(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """One error says all that does not fit, before a worker is started anywhere."""
+    table = tmp_path / "table.json"
+    write_table(table, {"b": (1, 6), "a": (5,)})
+    placement = Here(host(tmp_path, "b", 4), host(tmp_path, "a", 4))
+    job = NodesManager.from_options(placement, JobOptions.of(WORKER, rank_table=table, **options))
+    with pytest.raises(RankTableError, match=said):
+        async with job:
+            pass
+    assert not Path("log").exists()
 
 
 async def test_nodes_without_addresses_meet_at_node_0(tmp_path: Path) -> None:
@@ -369,7 +430,8 @@ async def test_a_log_limit_holds_on_every_node() -> None:
     ("options", "said"),
     [
         (["--nnodes", "2", "--node-rank", "1"], "--node-rank has no use with --engine"),
-        (["--nnodes", "2", "--rank-table", "x.json"], "--rank-table has no use with --engine"),
+        (["--nnodes", "2", "--devices", "0"], "--devices has no use with --engine"),
+        (["--nnodes", "2:3", "--rank-table", "x.json"], "--nnodes is 2:3, but a rank table names its nodes"),
         ([], "--engine ray needs --nnodes"),
         (["--nnodes", "2", "--resource", "CPU"], "--nproc-per-node is missing"),
     ],

@@ -16,6 +16,7 @@ from davincirunsdk.engines.driver import NodesManager
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.node import NodeHandle
 
 pytestmark = pytest.mark.usefixtures("job_folder")
@@ -36,7 +37,7 @@ time.sleep(4.5)
 class Here:
     """A placement whose nodes are agents in this process."""
 
-    async def open(self) -> Sequence[NodeHandle]:
+    async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         """Return two nodes."""
         return NodeAgent(), NodeAgent()
 

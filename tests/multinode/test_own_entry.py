@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,9 +46,9 @@ def platform_table(folder: Path, version: str = "1.0") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.2"])
-def test_the_entry_is_this_node_s_alone(version: str, tmp_path: Path) -> None:
+async def test_the_entry_is_this_node_s_alone(version: str, tmp_path: Path) -> None:
     """The NPUs that were chosen, with the addresses and super pod that the platform wrote, ranks from 0."""
-    entry = own_entry((1, 3), platform_table(tmp_path, version), tmp_path)
+    entry = await own_entry((1, 3), platform_table(tmp_path, version), tmp_path)
     assert entry is not None
     made = json.loads(dump(entry))
     (server,) = made["server_list"]
@@ -63,9 +64,27 @@ def test_the_entry_is_this_node_s_alone(version: str, tmp_path: Path) -> None:
     assert made.get("super_pod_list") == (pods if version == "1.2" else None)
 
 
-def test_without_a_table_there_is_no_entry(tmp_path: Path) -> None:
+async def test_a_table_that_is_not_complete_yet_is_waited_for(tmp_path: Path) -> None:
+    """As on one node: what is waited for is told, and what the platform writes then is taken."""
+    env = platform_table(tmp_path)
+    path = tmp_path / "hccl.json"
+    text = path.read_text()
+    path.write_text('{"status": "initializing"}')
+    told: list[str] = []
+
+    def note(line: str) -> None:
+        told.append(line)
+        threading.Thread(target=path.write_text, args=(text,)).start()
+
+    entry = await own_entry((2,), env, tmp_path, limit=None, notify=note)
+    assert entry is not None
+    assert [row.device_ip for row in entry.servers[0].rows] == ["29.1.0.3"]
+    assert "initializing" in told[0]
+
+
+async def test_without_a_table_there_is_no_entry(tmp_path: Path) -> None:
     """No variable and no file at a known place: nothing is found, and that is no error."""
-    assert own_entry((0,), {}, tmp_path) is None
+    assert await own_entry((0,), {}, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -73,13 +92,13 @@ def test_without_a_table_there_is_no_entry(tmp_path: Path) -> None:
     [
         ((0, 5), {}, "no device 5"),
         ((0,), {"MA_CURRENT_HOST_IP": ""}, "to be this host"),
-        ((0,), {"RANK_TABLE_FILE": "/no/such.json"}, "/no/such.json cannot be read"),
+        ((0,), {"RANK_TABLE_FILE": "/no/such.json"}, "/no/such.json .* its folder /no does not exist"),
     ],
     ids=["another device", "another host", "no file"],
 )
-def test_an_entry_that_is_not_there_is_told(
+async def test_an_entry_that_is_not_there_is_told(
     chosen: tuple[int, ...], changes: dict[str, str], said: str, tmp_path: Path
 ) -> None:
     """The message says what is missing, and in which table."""
     with pytest.raises(DavinciRunError, match=said):
-        own_entry(chosen, {**platform_table(tmp_path), **changes}, tmp_path)
+        await own_entry(chosen, {**platform_table(tmp_path), **changes}, tmp_path)

@@ -323,7 +323,7 @@ def test_more_nodes_than_there_are_is_an_error_that_says_so() -> None:
     """Nodes that cannot be had are waited for no longer than asked, and the message tells what there is."""
     code = (
         "from davincirunsdk.engines import ray\n"
-        "ray.run_blocking(['true'], nnodes=40, nproc_per_node=8, placement_timeout=1)\n"
+        "ray.run_blocking(['true'], nnodes=40, nproc_per_node=8, placement_timeout=6)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

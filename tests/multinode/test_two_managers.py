@@ -15,6 +15,7 @@ from davincirunsdk.engines.driver import NodesManager
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.job import JobBody
 
@@ -31,7 +32,7 @@ class Here:
     def __init__(self) -> None:
         self.agents = (NodeAgent(), NodeAgent())
 
-    async def open(self) -> Sequence[NodeHandle]:
+    async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         return self.agents
 
     async def until_lost(self) -> str:
