@@ -72,7 +72,10 @@ def run_cell(line: str, cell: str, number: int) -> None:
         start_and_wait_distributed_train(
             command, work_dir, log_dir or "./log", output_notebook=True, **keywords
         )
+    except (DavinciRunError, KeyboardInterrupt) as error:
+        # IPython would show our own frames, before or in place of what the workers have to say.
+        words = f"{type(error).__name__}: {str(error) or 'the job of this cell was stopped'}"
+        error._render_traceback_ = lambda: [words]  # type: ignore[union-attr] # what IPython asks for
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, DavinciRunError):
-            raise
         raise UsageError(f"%%davincirun: {error}") from None

@@ -1,14 +1,16 @@
-"""The panel as a person sees it: JupyterLab, Notebook 7 and the classic notebook in a real browser."""
+"""Jobs as a person sees them: JupyterLab, Notebook 7 and the classic notebook in a real browser."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,31 @@ CELL = """import sys, davincirunsdk
 davincirunsdk.start_and_wait_distributed_train(
     [sys.executable, "train.py", "{}"], output_notebook=True, nproc_per_node=2)"""
 
+LOAD = "%load_ext davincirunsdk"
+STOPPED = """%%davincirun --nproc-per-node 4 --stop-signal INT
+import os, time
+rank = os.environ["RANK"]
+print("training", rank)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("saved", rank)
+"""
+WRONG = """%%davincirun --nproc-per-node 4
+import os, time
+
+rank = os.environ["RANK"]
+print("live", rank)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+if rank == "2":
+    labels = {}
+    labels["none"]
+time.sleep(600)
+"""
+LINE = 10
+"""Of the cell above, where it fails."""
+
 FRONT_ENDS = {
     "jupyterlab": (["jupyterlab"], "lab/tree/job.ipynb", ".jp-OutputArea-output"),
     "notebook": (["notebook"], "notebooks/job.ipynb", ".jp-OutputArea-output"),
@@ -62,7 +89,7 @@ def page() -> Iterator[Page]:
         browser = playwright.chromium.launch(
             executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"]
         )
-        yield browser.new_page(viewport={"width": 1280, "height": 900})
+        yield browser.new_page(viewport={"width": 1280, "height": 1800})
         browser.close()
 
 
@@ -108,6 +135,12 @@ def start_kernel(port: int) -> None:
     urllib.request.urlopen(request).close()
 
 
+def is_connected(port: int) -> bool:
+    """Tell whether the page is connected to the kernel; before that it would ask which one to start."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/kernels") as answer:
+        return any(kernel["connections"] for kernel in json.load(answer))
+
+
 def run_all(page: Page, front_end: str) -> None:
     """Run all cells, as a person would."""
     from playwright.sync_api import TimeoutError
@@ -127,62 +160,122 @@ def run_all(page: Page, front_end: str) -> None:
         try:
             page.click("text=Run >> nth=0", timeout=WAIT / 12)
             page.click("text=Run All Cells >> nth=0", timeout=WAIT / 12)
-            page.wait_for_selector('.jp-InputPrompt:has-text("[*]")', timeout=WAIT / 4)
+            page.wait_for_function(
+                "/[*0-9]/.test(document.querySelector('.jp-Notebook .jp-InputPrompt').innerText)",
+                timeout=WAIT / 4,
+            )
         except TimeoutError:
             continue
         return
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-def test_a_job_in_a_notebook(front_end: str, page: Page, tmp_path: Path) -> None:
-    """A panel per cell says how the job stands while it runs, when it has ended well, and when it failed."""
-    module, path, output = FRONT_ENDS[front_end]
-    (tmp_path / "train.py").write_text(TRAIN)
+def run_last(page: Page, front_end: str) -> None:
+    """Run the last cell by its keys, on a page that has run others."""
+    page.click(
+        {"classic": ".code_cell .CodeMirror"}.get(front_end, ".jp-CodeCell .cm-content") + " >> nth=-1"
+    )
+    page.keyboard.press("Control+Enter")
+
+
+def press_stop(page: Page, front_end: str) -> None:
+    """Press the stop button."""
+    stop = {"classic": 'button[title="interrupt the kernel"]'}
+    page.click(stop.get(front_end, '[data-command="notebook:interrupt-kernel"] >> nth=0'), timeout=WAIT)
+
+
+@contextmanager
+def opened(front_end: str, sources: list[str], page: Page, folder: Path) -> Iterator[None]:
+    """A page that shows a notebook, whose kernel runs; what it looked like is kept when a test fails."""
+    module, path, _ = FRONT_ENDS[front_end]
     empty: dict[str, object] = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
-    cells = [{**empty, "id": ending, "source": CELL.format(ending)} for ending in ("good", "bad")]
+    cells = [{**empty, "id": f"cell{place}", "source": source} for place, source in enumerate(sources)]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-    (tmp_path / "job.ipynb").write_text(json.dumps(notebook))
-
-    def shown() -> list[str]:
-        texts = page.eval_on_selector_all(output, "all => all.map(one => one.innerText)")
-        return [text for text in texts if text.startswith(("RUNNING", "SUCCEEDED", "FAILED"))]
-
-    def until(words: str) -> None:
-        page.wait_for_function(
-            "([where, what]) => [...document.querySelectorAll(where)]"
-            ".some(one => one.innerText.includes(what))",
-            arg=[output, words],
-            timeout=WAIT,
-        )
-
+    (folder / "job.ipynb").write_text(json.dumps(notebook))
     port = free_port()
-    server = serve(module, tmp_path, port)
+    server = serve(module, folder, port)
     try:
         start_kernel(port)
         page.goto(f"http://127.0.0.1:{port}/{path}")
+        wait_until(lambda: is_connected(port), WAIT / 1000, "the page is connected")
+        yield
+    except BaseException:
+        page.screenshot(path=folder / "failed.png")
+        raise
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def panels(page: Page, front_end: str) -> list[str]:
+    """The text of each panel."""
+    texts = page.eval_on_selector_all(FRONT_ENDS[front_end][2], "all => all.map(one => one.innerText)")
+    return [text for text in texts if text.startswith(("RUNNING", "SUCCEEDED", "FAILED", "STOPPED"))]
+
+
+def until(page: Page, front_end: str, words: str) -> None:
+    """Wait for a text in a cell's output."""
+    page.wait_for_function(
+        "([where, what]) => [...document.querySelectorAll(where)].some(one => one.innerText.includes(what))",
+        arg=[FRONT_ENDS[front_end][2], words],
+        timeout=WAIT,
+    )
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_job_in_a_notebook(front_end: str, page: Page, tmp_path: Path) -> None:
+    """A panel per cell says how the job stands while it runs, when it has ended well, and when it failed."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    with opened(front_end, [CELL.format("good"), CELL.format("bad")], page, tmp_path):
         run_all(page, front_end)
-        until("[rank 1] still <i>running</i>")
-        until("[rank 0] still <i>running</i>")
-        (panel,) = shown()
+        until(page, front_end, "[rank 1] still <i>running</i>")
+        until(page, front_end, "[rank 0] still <i>running</i>")
+        (panel,) = panels(page, front_end)
         assert panel.startswith("RUNNING")
         assert panel.count("still <i>running</i>") == 4, "a cell of the table and a line for each rank"
         assert panel.count("[rank 0] step 2") == 1
         assert "\x1b" not in panel
         (tmp_path / "go").touch()
-        until("ValueError: no labels")
-        until("rank 1 is the root cause")
+        until(page, front_end, "ValueError: no labels")
+        until(page, front_end, "rank 1 is the root cause")
         page.screenshot(path=tmp_path / "ended.png")
-        good, bad = shown()
+        good, bad = panels(page, front_end)
         assert good.startswith("SUCCEEDED")
         assert good.count("SUCCEEDED") == 3
         assert good.count("[rank 1] still <i>running</i>") == 1
         assert bad.startswith("FAILED")
         assert "rank 0\tSTOPPED" in bad
         assert "rank 1\tFAILED" in bad
-    except BaseException:
-        page.screenshot(path=tmp_path / "failed.png")
-        raise
-    finally:
-        server.terminate()
-        server.wait(30)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_cell_as_a_job(front_end: str, page: Page, tmp_path: Path) -> None:
+    """`%%davincirun`: live panel, stop button, and tracebacks that point into the cell."""
+    with opened(front_end, [LOAD, STOPPED, WRONG], page, tmp_path):
+        run_all(page, front_end)
+        for rank in range(4):
+            until(page, front_end, f"[rank {rank}] training {rank}")
+        (panel,) = panels(page, front_end)
+        assert panel.startswith("RUNNING")
+        assert panel.count("RUNNING") == 5, "the job and each rank"
+        page.screenshot(path=tmp_path / "running.png")
+        press_stop(page, front_end)
+        until(page, front_end, "KeyboardInterrupt")
+        page.screenshot(path=tmp_path / "stopped.png")
+        (panel,) = panels(page, front_end)
+        assert panel.startswith("STOPPED")
+        for rank in range(4):
+            assert f"[rank {rank}] saved {rank}" in panel
+        run_last(page, front_end)
+        for rank in range(4):
+            until(page, front_end, f"[rank {rank}] live {rank}")
+        (tmp_path / "go").touch()
+        until(page, front_end, "DistributedRuntimeError")
+        page.screenshot(path=tmp_path / "wrong.png")
+        failed = panels(page, front_end)[-1]
+        assert failed.startswith("FAILED")
+        shown = "\n".join(
+            page.eval_on_selector_all(FRONT_ENDS[front_end][2], "all => all.map(one => one.innerText)")
+        )
+        assert re.search(rf'cell-\d+\.py", line {LINE}, in <module>\s.*labels\["none"\]', shown)
+        assert "KeyError: 'none'" in shown

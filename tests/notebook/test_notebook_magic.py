@@ -52,6 +52,9 @@ def test_a_traceback_points_into_the_cell(tmp_path: Path) -> None:
     (script,) = (tmp_path / "log").glob("cell-*.py")
     assert f'{script}", line 5' in shown
     assert "1 / 0" in shown
+    assert "DistributedRuntimeError" in shown
+    for ours in ("magic.py", "blocking.py", "background.py"):
+        assert ours not in shown, "the launcher's own frames hide the error"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,7 @@ def test_the_stop_button(tmp_path: Path) -> None:
         while (reply := client.get_shell_msg(timeout=30))["parent_header"].get("msg_id") != cell:
             continue
         assert reply["content"]["ename"] == "KeyboardInterrupt"
+        assert reply["content"]["traceback"] == ["KeyboardInterrupt: the job of this cell was stopped"]
         assert not any(is_alive(int(path.read_text())) for path in paths)
         assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
         assert client.execute("1 + 1", reply=True, timeout=30)["content"]["status"] == "ok"
