@@ -166,6 +166,7 @@ class Meeting(ABC):
         self._error: PlatformError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._hurry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.joined: bool = False
 
     @abstractmethod
@@ -232,8 +233,12 @@ class Meeting(ABC):
             raise self._error
         if joint is None:
             return result
-        if joint.failures and not result.failures:
-            await self._within(self._terms.leave_after)
+        if joint.failures and not result.failures and self._terms.leave_after:
+            self._say(
+                "the job failed on another node; this launcher stays "
+                f"{self._terms.leave_after:g} s, so that not all nodes fail at once (--leave-after)"
+            )
+            await self._within(self._terms.leave_after, self._wished)
         return replace(
             result,
             state=joint.state,

@@ -50,7 +50,6 @@ class GuestMeeting(Meeting):
         self._host: Part = part(0, self._terms.names[0])
         self._stops: list[Event] = []
         self._halted = False
-        self._wished = False
         self._verdict: Verdict | None = None
         self._again: Again | None = None
         self._word: asyncio.Future[None] = loop.create_future()
@@ -69,8 +68,8 @@ class GuestMeeting(Meeting):
 
     def note_wish(self, reason: str, exit_code: int) -> None:
         """See `Meeting.note_wish`."""
-        if not self._wished:
-            self._wished = True
+        if not self._wished.done():
+            self._wished.set_result(None)
             self._stops.append(Event(kind="stopping", time=time.time(), detail=reason, exit_code=exit_code))
             self._tell()
 

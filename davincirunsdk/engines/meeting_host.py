@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from typing import TYPE_CHECKING
 
 import anyio
 
 from davincirunsdk import __version__
+from davincirunsdk.concurrency import resolve
 from davincirunsdk.engines import admission
 from davincirunsdk.engines.admission import Challenge, Declined, Introduction
 from davincirunsdk.engines.meeting import (
@@ -36,8 +39,14 @@ if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodeReport
     from davincirunsdk.types import RunResult
 
-_STRANGERS = 8
-"""Connections that may be on their way in; the oldest gives way to a new one."""
+_STRANGERS = 4
+"""Connections besides those of the nodes; with one more, the oldest that is on its way in gives way.
+
+With those that the loop has accepted or closed, but not got round to, there are eight at most.
+"""
+
+_QUEUE = 1024
+"""Connections that wait in the kernel until they are accepted."""
 
 _LINES = 8
 """Lines about those who were not let in."""
@@ -65,14 +74,21 @@ class HostMeeting(Meeting):
         self._joint: RunResult | None = None
         self._attempts = 0
         self._returning = False
-        self._wished = False
         self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines = 0
         terms = self._terms
         try:
             self._server = await asyncio.start_server(
-                self._on_connection, await self._bindable(), terms.port, limit=1 << 16
+                # asyncio accepts so many in one go.
+                self._on_connection,
+                await self._bindable(),
+                terms.port,
+                limit=1 << 16,
+                backlog=1,
             )
+            for listener in self._server.sockets:
+                with socket.socket(fileno=os.dup(listener.fileno())) as own:
+                    own.listen(_QUEUE)
         except OSError as error:
             self._do_without(
                 f"port {terms.port} of this host cannot be had ({error.strerror}): give another on all nodes "
@@ -97,7 +113,7 @@ class HostMeeting(Meeting):
 
     def note_wish(self, reason: str, exit_code: int) -> None:
         """See `Meeting.note_wish`."""
-        self._wished = True
+        resolve(self._wished, None)
         self._trouble(self._own, reason, exit_code)
         self._wake()
 
@@ -140,7 +156,7 @@ class HostMeeting(Meeting):
                 left = end - time.monotonic()
                 if left <= 0:
                     self._say(f"no restart: {lost} did not come back within {timeout:g} s")
-                if left <= 0 or self._wished or self._hurry.done():
+                if left <= 0 or self._wished.done() or self._hurry.done():
                     return False
                 await self._within(left, self._change)
         finally:
@@ -204,7 +220,7 @@ class HostMeeting(Meeting):
         if not self._terms.identity.key and known is not None and peer not in known:
             channel.abort()
             return
-        while len(self._coming) >= _STRANGERS:
+        while len(self._coming) + len(self._links) >= self._terms.identity.nnodes - 1 + _STRANGERS:
             oldest = next(iter(self._coming))
             self._coming.pop(oldest).abort()
             oldest.cancel()
@@ -303,7 +319,8 @@ class HostMeeting(Meeting):
             guest.workers, guest.auxiliaries = report.workers, report.auxiliaries
         for event in report.events:
             if event.kind == "stopping":
-                self._wished = self._wished or event.exit_code is not None
+                if event.exit_code is not None:
+                    resolve(self._wished, None)
                 self._trouble(guest, event.detail, event.exit_code)
         if report.departing and not guest.ended:
             guest.lost = report.departing

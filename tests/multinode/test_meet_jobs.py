@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
 from processes import wait_until
 
+from davincirunsdk import __version__
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -36,15 +41,22 @@ class Launchers:
             self.port = probe.getsockname()[1] - 1
 
     def start(
-        self, rank: int, *words: str, options: tuple[str, ...] = (), nnodes: int = NODES, **env: str
+        self,
+        rank: int,
+        *words: str,
+        options: tuple[str, ...] = (),
+        nnodes: int = NODES,
+        launcher: tuple[str, ...] = ("-m", "davincirunsdk"),
+        env: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Start the launcher of one node, two workers each."""
+        """Start the launcher of one node, two workers each; a port in `env` is the platform's."""
+        port = () if "MASTER_PORT" in env else ("--master-port", str(self.port))
         with open(self.folder / f"err{rank}", "w") as words_of_it:
             self.running[rank] = subprocess.Popen(
                 [
-                    sys.executable, "-m", "davincirunsdk", "--nnodes", str(nnodes), "--node-rank", str(rank),
-                    "--master-addr", "127.0.0.1", "--master-port", str(self.port), "--nproc-per-node", "2",
-                    "--grace-period", "5", "--log-dir", str(self.folder / f"log{rank}"), *options, *words,
+                    sys.executable, *launcher, "--nnodes", str(nnodes), "--node-rank", str(rank),
+                    "--master-addr", "127.0.0.1", "--nproc-per-node", "2", "--grace-period", "5",
+                    "--log-dir", str(self.folder / f"log{rank}"), *port, *options, *words,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -53,9 +65,11 @@ class Launchers:
                 start_new_session=True,
             )  # fmt: skip
 
-    def start_all(self, *words: str, options: tuple[str, ...] = ()) -> None:
+    def start_all(
+        self, *words: str, options: tuple[str, ...] = (), env: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         for rank in range(NODES):
-            self.start(rank, *words, options=options)
+            self.start(rank, *words, options=options, env=env)
 
     def ready(self) -> None:
         """Wait until all workers run and all nodes have met."""
@@ -203,7 +217,7 @@ def test_another_key_is_as_no_meeting(job: Launchers) -> None:
     """Both sides say so in a line; each launcher ends for itself, as before there were meetings."""
     say = "import os,time; print('DAVINCIRUN_MEET_KEY' in os.environ, flush=True); time.sleep(3)"
     for rank, key in enumerate(("s3cret-a", "s3cret-b")):
-        job.start(rank, sys.executable, "-c", say, nnodes=2, DAVINCIRUN_MEET_KEY=key)
+        job.start(rank, sys.executable, "-c", say, nnodes=2, env={"DAVINCIRUN_MEET_KEY": key})
     assert job.codes() == [0, 0]
     assert "not let in to the meeting: node 1" in job.said(0)
     assert "no meeting of the nodes" in job.said(1)
@@ -219,6 +233,80 @@ def test_a_meeting_that_is_required(job: Launchers, rank: int) -> None:
     assert job.codes() == [3]
     assert "--meet require" in job.said(rank)
     assert job.logs().count("saved on SIGTERM") == 2
+
+
+MINDCLUSTER = {"MINDX_TASK_ID": "uid", "PROCESS_RECOVER": "on"}
+"""A pod of a job that MindCluster starts again after failures."""
+
+
+def test_healthy_nodes_leave_later_where_mindcluster_recovers_jobs(job: Launchers, tmp_path: Path) -> None:
+    """Their workers end at once; the launchers stay, say so, and end with the failed rank's code."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    job.start_all(
+        WORKER, "--fail", "5:7", "--when-ready", str(gate), options=("--leave-after", "4"), env=MINDCLUSTER
+    )
+    assert job.codes(2) == [7]
+    began = time.monotonic()
+    assert job.logs().count("saved on SIGTERM") == 5
+    assert job.codes(0, 1) == [7, 7]
+    assert time.monotonic() - began > 3
+    assert all("this launcher stays 4 s" in job.said(rank) for rank in (0, 1))
+    assert "stays" not in job.said(2)
+
+
+def test_a_launcher_that_stays_leaves_when_it_is_told_to(job: Launchers, tmp_path: Path) -> None:
+    """The platform ends the pod with SIGTERM: it goes at once, with the job's own exit code."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    job.start_all(
+        WORKER, "--fail", "5:7", "--when-ready", str(gate), options=("--leave-after", "600"), env=MINDCLUSTER
+    )
+    assert job.codes(2) == [7]
+    for rank in (0, 1):
+        wait_until(lambda rank=rank: "stays 600 s" in job.said(rank), what=f"node {rank} stays")
+        job.running[rank].terminate()
+    assert job.codes(0, 1) == [7, 7]
+
+
+def test_a_meeting_of_two_versions_is_none(job: Launchers) -> None:
+    """A line says which they are, and each launcher ends by itself; who requires a meeting fails."""
+    other = (
+        "import sys, davincirunsdk; davincirunsdk.__version__ = '99.9'; from davincirunsdk.cli import main;"
+        "sys.exit(main())"
+    )
+    for options, codes in (((), [0, 0]), (("--meet", "require"), [0, 3])):
+        job.start(0, WORKER, "--seconds", "3", nnodes=2)
+        job.start(1, WORKER, "--seconds", "3", nnodes=2, options=options, launcher=("-c", other))
+        assert job.codes() == codes, [job.said(rank) for rank in (0, 1)]
+        assert f"node 0 has davincirunsdk {__version__}, this node 99.9: install one version" in job.said(1)
+        assert "no meeting of the nodes" in job.said(1)
+
+
+def test_ten_thousand_strangers_stop_nothing(job: Launchers, tmp_path: Path) -> None:
+    """Scans and garbage at node 0: few connections at a time, few words, and a failure is told as ever."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    job.start(0, WORKER, "--fail", "5:7", "--when-ready", str(gate))
+    job.start(1, WORKER, "--fail", "5:7", "--when-ready", str(gate))
+    wait_until(lambda: met(job.running[0].pid, job.port + 1) == 1, 20, "node 1 is in")
+    most = 0
+    held: list[socket.socket] = []
+    for number in range(10_000):
+        stranger = socket.create_connection(("127.0.0.1", job.port + 1), timeout=20)
+        held.append(stranger)
+        with contextlib.suppress(OSError):
+            stranger.sendall((b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(64), b"\xff" * 64)[number % 4])
+        if len(held) > 64:
+            held.pop(0).close()
+        if number % 500 == 0:
+            most = max(most, met(job.running[0].pid, job.port + 1))
+    assert most <= 2 + 8
+    job.start(2, WORKER, "--fail", "5:7", "--when-ready", str(gate))
+    assert job.codes() == [7, 7, 7]
+    for stranger in held:
+        stranger.close()
+    assert len(job.said(0).splitlines()) < 60, job.said(0)
 
 
 def test_without_a_meeting_each_ends_alone(job: Launchers) -> None:
@@ -268,9 +356,11 @@ time.sleep(2 if count >= FAILING else 600)
 RESTARTS = ("--max-restarts", "2", "--restart-delay", "0.5")
 
 
-def test_all_nodes_start_again_together(job: Launchers) -> None:
-    """One attempt number on all, those that were healthy too; what comes to a good end ends well on all."""
-    job.start_all(sys.executable, "-c", ATTEMPTS.replace("FAILING", "2"), options=RESTARTS)
+@pytest.mark.parametrize("platform", [False, True])
+def test_all_nodes_start_again_together(job: Launchers, platform: bool) -> None:
+    """One attempt number and port on all; what comes to a good end ends well on all."""
+    env = {"MASTER_PORT": str(job.port)} if platform else {}
+    job.start_all(sys.executable, "-c", ATTEMPTS.replace("FAILING", "2"), options=RESTARTS, env=env)
     assert job.codes() == [0, 0, 0], [job.said(rank) for rank in job.running]
     for rank in range(NODES):
         logs = sorted(path.name for path in (job.folder / f"log{rank}").glob("*-proc-rank-*.txt"))
@@ -279,7 +369,11 @@ def test_all_nodes_start_again_together(job: Launchers) -> None:
         assert sum("attempt-1" in name for name in logs) == 2
     found = re.findall(r"attempt (\d) port (\d+)", job.logs())
     assert sorted(count for count, _ in found) == ["0"] * 6 + ["1"] * 6 + ["2"] * 6
-    assert {port for _, port in found} == {str(job.port)}, "the user gave it"
+    ports = [{port for count, port in found if count == attempt} for attempt in "012"]
+    assert [len(one) for one in ports] == [1, 1, 1]
+    assert ports[0] == {str(job.port)}
+    # The user's stays; a platform's may still be held by what was ended.
+    assert len(set().union(*ports)) == (3 if platform else 1)
 
 
 def test_restarts_that_are_used_up_end_all_nodes(job: Launchers) -> None:

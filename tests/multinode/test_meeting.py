@@ -582,6 +582,36 @@ async def _flood(port: int, count: int) -> None:
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
+async def test_many_nodes_may_come_at_once() -> None:
+    """The room for strangers is not theirs: none of the nodes has to try again because of the others."""
+    port = free_port()
+    began = time.monotonic()
+    async with met(*(terms_of(rank, port, nnodes=128) for rank in range(128))) as nodes:
+        await all_in(nodes[0], 128)
+        assert time.monotonic() - began < 6
+        nodes[5].meeting.note_stop("rank 5 failed")
+        await until(lambda: all(node.stops for node in nodes if node.rank != 5), "all are told")
+
+
+async def test_who_has_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line now and then, on both sides, and one when they are given up; the job goes on."""
+    for module in (meeting_host, meeting_guest):
+        monkeypatch.setattr(module, "REMINDER", 0.4)
+    port = free_port()
+    async with met(terms_of(0, port, timeout=1.5), terms_of(1, port)) as (host, guest):
+        await until(lambda: host.said("never came"), "node 0 has given up")
+        assert host.said(f"no meeting yet with node 2 (h2): expected at port {port} of this host")
+        assert host.said("no meeting of the nodes: node 2 (h2) never came within 1.5 s")
+        assert not host.stops
+        assert not guest.lines
+    port = free_port()
+    async with met(terms_of(1, port, timeout=1.5)) as (guest,):
+        await until(lambda: guest.said("no meeting of the nodes"), "node 1 has given up")
+        assert guest.said(f"no meeting yet with node 0 at 127.0.0.1:{port}: ")
+        assert guest.said(f"node 0 was not reached within 1.5 s at 127.0.0.1:{port}: ")
+        assert not guest.stops
+
+
 async def test_slow_senders_are_given_up() -> None:
     """Who does not answer the challenge in time is hung up on."""
     port = free_port()

@@ -144,6 +144,27 @@ def test_a_failure_on_one_host_ends_both(hosts: tuple[Host, Host], tmp_path: Pat
         assert "RuntimeError: rank 3 fails on purpose" in end.stderr, end.stderr
 
 
+@pytest.mark.mindspore
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_failure_of_mindspore_on_one_host_ends_both(
+    hosts: tuple[Host, Host], tmp_path: Path, failing: int
+) -> None:
+    """Neither the ranks that wait in AllReduce are blamed nor the scheduler, which runs on node 0."""
+    ended = launch(
+        hosts,
+        tmp_path,
+        ["-m", "davincirunsdk.demo", "--backend", "mindspore", "--epochs", "40", "--fail", str(failing)],
+        options=("--framework", "mindspore"),
+        timeout=150,
+    )
+    assert [end.exit_code for end in ended] == [1, 1], ended
+    for end in ended:
+        assert f"rank {failing} is the root cause" in end.stderr, end.stderr
+        assert f"RuntimeError: rank {failing} fails on purpose" in end.stderr, end.stderr
+        assert "3 stopped by us" in end.stderr, end.stderr
+
+
 @pytest.mark.timeout(60)
 def test_a_node_rank_that_does_not_exist_starts_nothing(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """A node rank beyond the nodes is refused before anything runs, with exit code 3."""
