@@ -145,7 +145,7 @@ def test_a_failure_on_one_host_ends_both(hosts: tuple[Host, Host], tmp_path: Pat
 
 
 @pytest.mark.mindspore
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_failure_of_mindspore_on_one_host_ends_both(
     hosts: tuple[Host, Host], tmp_path: Path, failing: int
@@ -154,9 +154,9 @@ def test_a_failure_of_mindspore_on_one_host_ends_both(
     ended = launch(
         hosts,
         tmp_path,
-        ["-m", "davincirunsdk.demo", "--backend", "mindspore", "--epochs", "40", "--fail", str(failing)],
+        ["-m", "davincirunsdk.demo", "--backend", "mindspore", "--epochs", "4", "--fail", str(failing)],
         options=("--framework", "mindspore"),
-        timeout=150,
+        timeout=190,
     )
     assert [end.exit_code for end in ended] == [1, 1], ended
     for end in ended:
