@@ -731,29 +731,29 @@ class JobBody(ABC):
 def start_line(job: Job) -> str:
     """Say how many workers of which ranks run, and where their logs are."""
     workers = job.workers
-    where = "".join(f"; logs: {pattern}{of}" for pattern, of in _log_patterns(job))
+    where = "".join(f"; logs: {place}" for place in _log_places(job))
     return f"{count(len(workers), 'worker')}, {ranks([one.rank for one in workers])}{where}"
 
 
-def _log_patterns(job: Job) -> list[tuple[Path, str]]:
-    """Where the log files are, for each place by which they differ, and of which ranks."""
+def _log_places(job: Job) -> list[str]:
+    """Where the log files are: each folder once a host, with the ranks of its files if there are several."""
     found: dict[Path, list[WorkerStatus]] = {}
     for worker in job.workers:
         # Not the job's own name: of two jobs of one name at once the second one's files are numbered.
         head, mark, _ = worker.log_path.name.partition("-proc-rank-")
         found.setdefault(worker.log_path.with_name(f"{head}{mark}*.txt"), []).append(worker)
     if len(job.workers) == 1:
-        return [(job.workers[0].log_path, "")]
+        return [str(job.workers[0].log_path)]
     hosts = job.nodes
     if len(found) == 1:
-        return [(pattern, f" on {_listed(hosts)}" if hosts else "") for pattern in found]
+        return [f"{pattern} on {_listed(hosts)}" if hosts else str(pattern) for pattern in found]
     per_node = max(1, len(job.workers) // max(1, len(hosts)))
-    lines = []
+    places: dict[tuple[Path, str], list[str]] = {}
     for pattern, of in list(found.items())[:_MOST_PATTERNS]:
-        there = hosts and [hosts[min(one.rank // per_node, len(hosts) - 1)] for one in of]
-        on = f", on {_listed(there)}" if there else ""
-        lines.append((pattern, f" ({ranks([one.rank for one in of])}{on})"))
-    return lines
+        there = hosts and _listed(hosts[min(one.rank // per_node, len(hosts) - 1)] for one in of)
+        files = places.setdefault((pattern.parent, f" on {there}" if there else ""), [])
+        files.append(f"{pattern.name} ({ranks([one.rank for one in of])})")
+    return [f"{folder / ', '.join(files)}{on}" for (folder, on), files in places.items()]
 
 
 def _listed(hosts: Iterable[str]) -> str:

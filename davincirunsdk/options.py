@@ -632,18 +632,18 @@ class JobOptions(Wish):
 
     def _refuse_contradictions(self) -> None:
         if self.on_stall == "restart" and not self.max_restarts:
-            raise ValueError("on_stall is 'restart' and max_restarts is 0: say how often with max_restarts")
+            raise ValueError("on_stall is 'restart', but max_restarts is 0: say how often")
         if self.keep_going and self.max_restarts:
             raise ValueError("keep_going lets the others go on and max_restarts starts all anew: choose one")
         if self.on_stall != "stop" and self.stall_timeout is None:
             raise ValueError(f"on_stall is {self.on_stall!r} without stall_timeout: give the seconds with it")
         if self.timeout is None and (self.warn_signal is not None or self.warn_before is not None):
-            raise ValueError("warn_signal and warn_before have no use without timeout: give it, too")
+            raise ValueError("timeout is not given: warn_signal and warn_before have no use without it")
         if self.warn_before is not None and self.warn_signal is None:
             raise ValueError("warn_before has no use without warn_signal: give the signal, such as 'USR1'")
         if self.timeout is not None and (self.warn_before or 0.0) >= self.timeout:
             raise ValueError(
-                f"warn_before is {self.warn_before}: expected less than timeout, {self.timeout:g}"
+                f"warn_before is {self.warn_before}: expected less than the time limit, {self.timeout:g}"
             )
 
 

@@ -403,11 +403,13 @@ class AttemptRecord:
     step: int | None = None
 
     def __str__(self) -> str:
-        """Such as `attempt 0 failed after 0:12:01 at step 430: rank 1, killed by SIGKILL`."""
+        """Such as `attempt 0 ended after 0:12:01 at step 430: rank 1, killed by SIGKILL`."""
+        took = self.ended - self.started
+        length = f"{took:.1f} s" if took < 60 else readable_time(took)
         step = "" if self.step is None else f" at step {self.step}"
         how = "succeeded" if not self.exit_code else "ended"
         reason = f": {self.reason}" if self.reason else ""
-        return f"attempt {self.number} {how} after {readable_time(self.ended - self.started)}{step}{reason}"
+        return f"attempt {self.number} {how} after {length}{step}{reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

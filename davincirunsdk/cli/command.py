@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import resource
 import signal
 import sys
@@ -24,6 +23,7 @@ from davincirunsdk.cli.options import GroupedCommand, job_options
 from davincirunsdk.cli.peers import PeerOptionError, translate
 from davincirunsdk.cli.run import Run
 from davincirunsdk.cli.script import check_syntax
+from davincirunsdk.cli.spelling import option, with_options
 from davincirunsdk.cli.words import LogHandler, Words
 from davincirunsdk.errors import PlatformError, RankTableError, WorkerSpawnError
 from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
@@ -59,8 +59,7 @@ _ONE_NODE = (
 
 _EXAMPLES = """\b
 Examples:
-  davincirun train.py --epochs 3
-  davincirun --nproc-per-node 2 --echo 0 python train.py
+  davincirun --nproc-per-node 8 train.py --epochs 3
   davincirun --nnodes 2 --node-rank 0 --master-addr node0 train.py
   srun --kill-on-bad-exit=1 davincirun train.py
 """
@@ -136,7 +135,7 @@ def _command(
             if others["check"] and not node_is_well(options, words, quiet=quiet):
                 return _PLATFORM
             run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period, started=started)
-            notify = None if quiet else words.say
+            notify = None if quiet else lambda text: words.say(with_options(text))
             if options.debug is not None:
                 words.say(
                     f"rank {options.debug} has the terminal, Ctrl-C too; `davincirunctl stop` stops the job"
@@ -145,17 +144,17 @@ def _command(
         except (RankTableError, PlatformError):
             raise
         except (ValueError, TypeError) as error:
-            words.say(f"error: {_with_options(str(error), context)}")
+            words.say(f"error: {with_options(str(error))}")
             return _USAGE
         if verbose:
             _say_sources(context, words)
         _raise_descriptor_limit()
         return asyncio.run(run.run(job, reap))
     except (RankTableError, PlatformError) as error:
-        words.say(f"error: {error}")
+        words.say(f"error: {with_options(str(error))}")
         return _PLATFORM
     except WorkerSpawnError as error:
-        words.say(f"error: {error}")
+        words.say(f"error: {with_options(str(error))}")
         return error.exit_code
     except Exception as error:
         if job is None or job.error is not error:
@@ -242,13 +241,13 @@ def _refuse_without_effect(context: click.Context, engine: str | None) -> None:
         for name in names:
             if engine != needed and _given(context, name):
                 also = " or --manifest" if name == "resource" else ""
-                raise ValueError(f"{_option(name)} has no use without --engine {needed}{also}")
+                raise ValueError(f"{option(name)} has no use without --engine {needed}{also}")
     if engine is None:
         return
     for name in _ONE_NODE if engine == "ray" else (*_OF_TABLE, *_ONE_NODE):
         if _given(context, name):
             raise ValueError(
-                f"{_option(name)} has no use with --engine, which asks the nodes: leave it out "
+                f"{option(name)} has no use with --engine, which asks the nodes: leave it out "
                 "or start davincirun on each node without --engine"
             )
     if engine == "ray" and context.params["nnodes"] is None and context.params["rank_table"] is None:
@@ -258,18 +257,8 @@ def _refuse_without_effect(context: click.Context, engine: str | None) -> None:
         raise ValueError(f"--engine ssh needs --hosts or --hostfile: found {found}")
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def _with_options(text: str, context: click.Context) -> str:
-    """Call an option by its name on the command line where a check calls it by its keyword."""
-    first, rest = re.match(r"(\w*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr] # it always matches
-    return f"{_option(first)}{rest}" if first in context.params else text
 
 
 def _say_sources(context: click.Context, words: Words) -> None:
@@ -277,7 +266,7 @@ def _say_sources(context: click.Context, words: Words) -> None:
     names = {ParameterSource.ENVIRONMENT: "the environment", ParameterSource.DEFAULT_MAP: "--config"}
     for source, name in names.items():
         if found := [one for one in context.params if context.get_parameter_source(one) is source]:
-            listed = ", ".join(map(_option, found))
+            listed = ", ".join(map(option, found))
             words.say(f"from {name}: {listed}")
 
 
@@ -315,7 +304,7 @@ def read_options(words: list[str]) -> tuple[tuple[str, ...], str, str | None, No
         raise ValueError("this option has no use in a cell; run davincirun in a terminal") from None
     for name in ("module", "engine", "detach", "live", "debug"):
         if _given(context, name):
-            raise ValueError(f"{_option(name)} has no use in a cell")
+            raise ValueError(f"{option(name)} has no use in a cell")
     asked = {name: value for name, value in context.params.items() if name in NodeKeywords.__annotations__}
     if not _given(context, "echo"):
         del asked["echo"]

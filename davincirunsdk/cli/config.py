@@ -33,7 +33,7 @@ def read_config(context: click.Context, parameter: click.Parameter, path: str | 
     for key, value in found.items():
         name = key.replace("-", "_")
         option = known.get(name)
-        if option is None or name in ("config", "help", "version"):
+        if option is None or name in ("config", "help", "help_all", "version"):
             raise click.BadParameter(f"{path} holds {key!r}, which is not an option of davincirun")
         if option.multiple and isinstance(value, dict):
             value = [f"{one}={other}" for one, other in value.items()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cli.signals import Signals
+from davincirunsdk.cli.spelling import with_options
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import DistributedRuntimeError
 from davincirunsdk.job import start_line
@@ -146,7 +147,7 @@ class Run:
         self._say(start_line(job))
         if self._verbose:
             for fact in job.facts:
-                self._say(str(fact))
+                self._say(with_options(str(fact)))
             for worker in (*job.workers, *job.auxiliaries):
                 self._say(
                     f"{worker.name}: pid {worker.pid}, device {worker.device_id}, log {worker.log_path}"

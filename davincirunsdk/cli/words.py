@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 
+from davincirunsdk.cli.spelling import with_options
+
 _PIECE = 1 << 12
 """Largest write: a slow reader must show as slow, not as stuck."""
 
@@ -81,6 +83,6 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say one record, with its traceback if it has one."""
-        self._words.say(f"{record.levelname.lower()}: {record.getMessage()}")
+        self._words.say(f"{record.levelname.lower()}: {with_options(record.getMessage())}")
         if record.exc_info:
             self._words.show(logging.Formatter().formatException(record.exc_info))

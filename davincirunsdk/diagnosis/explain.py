@@ -318,7 +318,7 @@ def _why_stopped(detail: str) -> tuple[End, str, str]:
         return End.INTERNAL_ERROR, detail, ""
     if "time limit" in lowered or "timeout was" in lowered:
         return End.TIME_LIMIT, detail, ""
-    if "showed progress" in lowered or "straggler_timeout" in lowered or "stall" in lowered:
+    if "showed progress" in lowered or "still ran" in lowered or "stall" in lowered:
         return End.STALLED, detail, ""
     if "failed" in lowered or "ended while workers" in lowered or "have ended" in lowered:
         return End.WORKERS, "", ""

@@ -153,7 +153,10 @@ def contradiction(own: Identity, guest: Introduction) -> str:
     """Say why a node cannot be of this job, naming both sides; "" if it can."""
     there = f"node {guest.node_rank} ({guest.host})"
     if own.job and guest.job and own.job != guest.job:
-        return f"{there} is of job {guest.job}, {own.name} of job {own.job}: give each job a --meet-port"
+        return (
+            f"{there} is of job {guest.job}, {own.name} of job {own.job}: give each job a port of its own "
+            "with --meet-port (meet_port)"
+        )
     if (own.nnodes, own.world_size) != (guest.nnodes, guest.world_size):
         return (
             f"{there} has a job of {guest.nnodes} nodes and {guest.world_size} workers, {own.name} one of "
@@ -162,7 +165,7 @@ def contradiction(own: Identity, guest: Introduction) -> str:
     if not 0 < guest.node_rank < own.nnodes:
         return (
             f"{guest.host} says that it is node {guest.node_rank}, and so does {own.host}: give each node a "
-            "rank of its own with --node-rank"
+            "rank of its own with --node-rank (node_rank)"
             if guest.node_rank == own.node_rank
             else f"{guest.host} says that it is node {guest.node_rank} of {own.nnodes} nodes"
         )

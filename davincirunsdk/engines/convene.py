@@ -67,12 +67,13 @@ async def convene(
     port = options.meet_port or _next_to(cluster.master_port)
     if not places or port is None:
         why = (
-            "the address of node 0 is not known, only that of a Kubernetes service: give --master-addr"
+            "the address of node 0 is not known, only that of a Kubernetes service: give --master-addr "
+            "(master_addr)"
             if port is not None
-            else "no port is known to all nodes: give --meet-port"
+            else "no port is known to all nodes: give --meet-port (meet_port)"
         )
         if options.meet == "require":
-            raise PlatformError(f"no meeting of the nodes, which --meet require asks for: {why}")
+            raise PlatformError(f"no meeting of the nodes, which --meet (meet) requires: {why}")
         say(f"no meeting of the nodes: {why}")
         return None
     terms = Terms(

@@ -111,8 +111,8 @@ def choose(
     if nproc_per_node is None and len(slots) > 1:
         listed = ", ".join(f"{count} on {name}" for count, name in slots.items())
         raise ValueError(
-            f"hosts have different slots: {listed}; expected the same on all, or nproc_per_node "
-            "(--nproc-per-node) to say how many workers each has"
+            f"hosts have different slots: {listed}; expected the same on all, or --nproc-per-node "
+            "(nproc_per_node) to say how many workers each has"
         )
     if nproc_per_node is None and slots:
         (nproc_per_node,) = slots

@@ -303,7 +303,7 @@ class Meeting(ABC):
     def _do_without(self, why: str) -> None:
         """Say that there is no meeting, or end the job where it needs one."""
         if self._terms.required:
-            self._fail(PlatformError(f"no meeting of the nodes, which --meet require asks for: {why}"))
+            self._fail(PlatformError(f"no meeting of the nodes, which --meet (meet) requires: {why}"))
         else:
             self._say(f"no meeting of the nodes: {why}; each node's launcher ends by itself")
 

@@ -230,7 +230,7 @@ class GuestMeeting(Meeting):
         if not isinstance(answer, Welcome) or not admission.is_welcome_genuine(own, introduction, answer):
             raise _Never(
                 f"whoever listens there has another key: set {admission.KEY_VARIABLE} or --meet-key-file "
-                "alike on all nodes"
+                "(meet_key_file) alike on all nodes"
             )
         self._host = part(0, answer.host)
         return channel

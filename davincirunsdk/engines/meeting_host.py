@@ -92,7 +92,7 @@ class HostMeeting(Meeting):
         except OSError as error:
             self._do_without(
                 f"port {terms.port} of this host cannot be had ({error.strerror}): give another on all nodes "
-                "with --meet-port"
+                "with --meet-port (meet_port)"
             )
             if self._error is not None:
                 raise self._error from None
@@ -291,7 +291,7 @@ class HostMeeting(Meeting):
         if not admission.is_genuine(own, asked, guest):
             return self._refuse(
                 f"{there} has another key than {own.name}, or one of them has none: set "
-                f"{admission.KEY_VARIABLE} or --meet-key-file alike on all nodes"
+                f"{admission.KEY_VARIABLE} or --meet-key-file (meet_key_file) alike on all nodes"
             )
         if why := admission.contradiction(own, guest):
             return self._refuse(why, clash=True)
@@ -303,7 +303,7 @@ class HostMeeting(Meeting):
         if known is not None:
             return self._refuse(
                 f"{guest.host} ({peer}) says that it is node {guest.node_rank}, and so does "
-                f"{known.facts.host}: give each node a rank of its own with --node-rank",
+                f"{known.facts.host}: give each node a rank of its own with --node-rank (node_rank)",
                 clash=True,
             )
         return None

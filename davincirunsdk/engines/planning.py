@@ -168,7 +168,7 @@ def _workers_per_node(facts: Sequence[NodeFacts], wanted: int | None) -> int:
     count = wanted or counts.pop()
     if not count:
         raise PlatformError(
-            "found no NPU on any node; expected to learn how many workers to start: give nproc_per_node "
-            "(--nproc-per-node), or look why the nodes have no device files such as /dev/davinci0"
+            "found no NPU on any node; expected to learn how many workers to start: give --nproc-per-node "
+            "(nproc_per_node), or look why the nodes have no device files such as /dev/davinci0"
         )
     return count

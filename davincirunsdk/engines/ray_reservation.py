@@ -151,8 +151,8 @@ class Reservation:
         if len(able) < self._least:
             raise PlatformError(
                 f"found {len(able)} nodes with NPUs in the Ray cluster; expected {self._wanted()}: start Ray "
-                "on the nodes that have NPUs, or ask for CPUs (resource='CPU', --resource CPU) and give "
-                "nproc_per_node"
+                "on the nodes that have NPUs, or ask for CPUs with --resource CPU (resource='CPU') and "
+                "give --nproc-per-node (nproc_per_node)"
             )
         return able[-1]
 
@@ -197,8 +197,8 @@ class Reservation:
             what = f"not all nodes of rank table {self.given.path} free in the Ray cluster"
             do = "give the table of its nodes, start Ray on those that are missing, wait for other jobs"
         return PlatformError(
-            f"found {what} within {bound:g} s; {there}: {do}, or wait longer (placement_timeout, "
-            "--placement-timeout)"
+            f"found {what} within {bound:g} s; {there}: {do}, or wait longer with "
+            "--placement-timeout (placement_timeout)"
         )
 
     def _what_there_is(self, nodes: Sequence[_Node], number: int) -> tuple[str, int]:

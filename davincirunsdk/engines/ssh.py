@@ -614,7 +614,7 @@ _PYTHON_TROUBLE = (
     (
         r"no module named '?davincirunsdk'?\b(?!\.)",
         "davincirunsdk is not installed there for {python}",
-        "`{python} -m pip install davincirunsdk=={version}` there, or name another Python: --remote-python",
+        "`{python} -m pip install davincirunsdk=={version}` there, or set --remote-python (remote_python)",
     ),
     (
         r"no module named '?davincirunsdk\.",
@@ -629,7 +629,7 @@ _PYTHON_TROUBLE = (
     (
         r"^12[67] |command not found|no such file or directory",
         "no python: {python} cannot be run there",
-        "name the hosts' own with --remote-python",
+        "name the hosts' own with --remote-python (remote_python)",
     ),
 )
 

@@ -181,7 +181,7 @@ def _look_for_folders(folders: tuple[str, ...]) -> None:
         if not Path(folder).is_dir():
             raise PlatformError(
                 f"found no folder {folder}, which is there where the job was started; expected it on every "
-                "host: share it, copy it, or name another with --work-dir"
+                "host: share it, copy it, or name another with --work-dir (work_dir)"
             )
 
 

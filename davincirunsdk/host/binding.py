@@ -190,8 +190,8 @@ def plan(
         if mode == "auto":
             return (), why
         raise PlatformError(
-            f"found no way to bind by node: {why}; expected it for all: use --bind exclusive, or a list of "
-            "CPUs"
+            f"found no way to bind by node: {why}; expected it for all: use --bind exclusive "
+            "(bind='exclusive'), or a list of CPUs"
         )
     together: dict[int, list[int]] = {}
     for number in numbers:
@@ -258,7 +258,7 @@ def _shares(cpus: frozenset[int], count: int, topology: Topology) -> list[frozen
     if len(units) < count:
         raise PlatformError(
             f"found {len(units)} CPUs ({span(sorted(cpus))}) for {count} workers; expected one for each at "
-            "least: use fewer workers, or --bind node or none"
+            "least: use fewer workers, or --bind (bind) node or none"
         )
     each, more = divmod(len(units), count)
     shares, at = [], 0

@@ -48,7 +48,7 @@ def free_port() -> int:
             return port
     raise PlatformError(
         f"found no free port from {PORTS.start} to {PORTS.stop - 1} on {host_name()} in {_TRIES} tries; "
-        "expected one for the rendezvous: give master_port (--master-port)"
+        "expected one for the rendezvous: give --master-port (master_port)"
     )
 
 

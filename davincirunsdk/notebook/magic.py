@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from davincirunsdk.blocking import start_and_wait_distributed_train
 from davincirunsdk.cli.command import read_options
 from davincirunsdk.cli.peers import PeerOptionError
+from davincirunsdk.cli.spelling import with_options
 from davincirunsdk.errors import DavinciRunError
 
 if TYPE_CHECKING:
@@ -78,4 +79,4 @@ def run_cell(line: str, cell: str, number: int) -> None:
         error._render_traceback_ = lambda: [words]  # type: ignore[union-attr] # what IPython asks for
         raise
     except (TypeError, ValueError) as error:
-        raise UsageError(f"%%davincirun: {error}") from None
+        raise UsageError(f"%%davincirun: {with_options(str(error))}") from None

@@ -154,7 +154,7 @@ def nodes_of(table: RankTable, here: int, path: str) -> tuple[TableNode, ...]:
         raise PlatformError(
             f"rank table {path} is of version 2.0, which names no hosts, and its {table.world_size} ranks do "
             f"not divide by the {here} devices of this one; expected a table of hosts with {here} each: "
-            "give the right --nproc-per-node"
+            "give the right --nproc-per-node (nproc_per_node)"
         )
     rows = sorted((row for node in nodes for row in node.rows), key=lambda row: row.rank)
     groups = [tuple(rows[start : start + here]) for start in range(0, len(rows), here)]

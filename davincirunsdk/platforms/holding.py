@@ -74,8 +74,8 @@ async def _card(
             waited = f" after {wait:g} s" if wait else ""
             raise PlatformError(
                 f"found NPU {number} of this node still held{waited} by {who}; expected it free: choose "
-                "others with --devices, wait with --wait-devices SECONDS, or end that job (davincirunctl "
-                "stop)"
+                "others with --devices (devices), wait with --wait-devices (wait_devices), or end that job "
+                "(davincirunctl stop)"
             )
         if who != told:
             notify(f"waiting for NPU {number}, held by {who} (up to {left:.0f} s)")

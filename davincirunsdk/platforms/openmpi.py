@@ -37,7 +37,7 @@ def site(env: Mapping[str, str]) -> Site:
         objection = (
             f"found {local} processes of mpirun on this node (OMPI_COMM_WORLD_LOCAL_SIZE); expected one "
             "davincirun per node, which itself starts a worker per device: write mpirun -N 1 davincirun ..., "
-            "or --nnodes 1 if each process is to be a job of its own"
+            "or --nnodes 1 (nnodes=1) if each process is to be a job of its own"
         )
     return Site(
         title="Open MPI",

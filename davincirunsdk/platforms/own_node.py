@@ -166,7 +166,9 @@ def _unsettled(
         lines.append(f"  Node {place}: {printable(node.name + also)}, {len(node.rows)} devices")
     if len(several) > MOST_LISTED:
         lines.append(f"  ... and {len(several) - MOST_LISTED} more")
-    lines.append("  Give --node-rank, or set MA_CURRENT_HOST_IP to this host's server id in the table.")
+    lines.append(
+        "  Give --node-rank (node_rank), or set MA_CURRENT_HOST_IP to this host's server id in the table."
+    )
     return "\n".join(lines)
 
 

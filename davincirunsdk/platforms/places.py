@@ -62,7 +62,7 @@ def find(env: Mapping[str, str], *, given: Path | None = None, root: Path = Path
         listed = ", ".join(str(path) for path in tables)
         raise RankTableError(
             f"found several rank tables ({listed}) and nothing that says which is this job's; "
-            "expected one: set RANK_TABLE_FILE or give --rank-table"
+            "expected one: set RANK_TABLE_FILE or give --rank-table (rank_table)"
         )
     return Place(path=tables[0]) if tables else None
 

@@ -67,7 +67,9 @@ async def check(
     except OSError as error:
         words = f"the address of node 0, {address!r}, cannot be looked up on this host ({error.strerror})"
         if from_table:
-            _log.warning("%s: whatever meets by MASTER_ADDR will not find it; give --master-addr", words)
+            _log.warning(
+                "%s: whatever meets by MASTER_ADDR will not find it; give --master-addr (master_addr)", words
+            )
             return
         raise PlatformError(
             f"{words}; expected an IP address or a name that every node knows: correct it with --master-addr "
@@ -88,13 +90,15 @@ async def check(
         raise PlatformError(
             f"found node rank {cluster.node_rank} on this host ({addresses.host_name()}), which has the "
             f"address of node 0, {address!r}; expected node rank 0 here and on no other host: correct "
-            "--node-rank or --master-addr, or allow it with --ignore-platform (ignore_platform)"
+            "--node-rank (node_rank) or --master-addr (master_addr), or allow it with --ignore-platform "
+            "(ignore_platform)"
         )
     if not here and own and not pods and cluster.node_rank == 0:
         raise PlatformError(
             f"found node rank 0 on this host ({addresses.host_name()}), but {address!r}, the address of node "
             "0, belongs to another; expected node rank 0 on the host of that address: correct "
-            "--node-rank or --master-addr, or allow it with --ignore-platform (ignore_platform)"
+            "--node-rank (node_rank) or --master-addr (master_addr), or allow it with --ignore-platform "
+            "(ignore_platform)"
         )
 
 

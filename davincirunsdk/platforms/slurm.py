@@ -55,13 +55,13 @@ def site(env: Mapping[str, str]) -> Site:
         objection = (
             f"found {tasks} Slurm tasks on {nnodes} node{'s' if nnodes > 1 else ''} (SLURM_STEP_NUM_TASKS); "
             "expected one davincirun per node, which itself starts a worker per device: "
-            f"write {ONE_EACH}, or --nnodes 1 if each task is to be a job of its own"
+            f"write {ONE_EACH}, or --nnodes 1 (nnodes=1) if each task is to be a job of its own"
         )
     elif not stepped and not under_mpirun and nnodes is not None and nnodes > 1:
         objection = (
             f"found a Slurm job of {nnodes} nodes ({counted}) and no step: srun has not started this, so no "
-            f"davincirun runs on the other nodes; expected one on each: write {ONE_EACH}, or --nnodes 1 to "
-            "use this node alone"
+            f"davincirun runs on the other nodes; expected one on each: write {ONE_EACH}, or --nnodes 1 "
+            "(nnodes=1) to use this node alone"
         )
     return Site(
         title="Slurm",

@@ -55,7 +55,8 @@ def site(env: Mapping[str, str]) -> Site:
         objection = (
             f"found tasks {', '.join(sorted(tasks))} in this Volcano job (VC_*_HOSTS) and nothing that says "
             f"{'which of them train' if not counted else 'that this pod is one of those that train'}; "
-            "expected the size of the job and the place of this pod: give --nnodes and --node-rank"
+            "expected the size of the job and the place of this pod: give --nnodes (nnodes) and "
+            "--node-rank (node_rank)"
         )
     return Site(
         title=TITLE,

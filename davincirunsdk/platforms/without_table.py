@@ -56,7 +56,7 @@ def cluster(
     if address is None and nnodes > 1:
         raise PlatformError(
             f"found no address of node 0 for a job of {nnodes} nodes without a rank table; expected one: "
-            "give --master-addr or set MASTER_ADDR"
+            "give --master-addr (master_addr) or set MASTER_ADDR"
         )
     port = settle("master_port", said, ignore=True)
     if nnodes == 1:
@@ -99,7 +99,7 @@ def _node_rank(place: Claim | None, nnodes: int) -> int:
         found = "no node rank" if place is None else str(place)
         raise PlatformError(
             f"found {found} for a job of {nnodes} node{'s' if nnodes > 1 else ''} without a rank table; "
-            f"expected one from 0 to {nnodes - 1}: give --node-rank (and --nnodes)"
+            f"expected one from 0 to {nnodes - 1}: give --node-rank (node_rank), and --nnodes (nnodes)"
         )
     return int(place.value)
 
@@ -124,8 +124,8 @@ def _devices(
             why = f"none that {devices.MASK} lets a process see"
         raise PlatformError(
             f"found no rank table and no NPU ({why}); expected to learn how many workers to start: give "
-            "--nproc-per-node (argument nproc_per_node), or a rank table by --rank-table (argument "
-            "rank_table) or the variable RANK_TABLE_FILE"
+            "--nproc-per-node (nproc_per_node), or a rank table by --rank-table (rank_table) "
+            "or the variable RANK_TABLE_FILE"
         )
     if not present:
         if here:

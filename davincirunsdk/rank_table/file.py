@@ -263,7 +263,7 @@ def _give_up(file: Path, named_by: str, look: _Look, patience: Patience, *, wait
     if waited < limit:
         return
     named = f" (named by {named_by})" if named_by else ""
-    longer = "--rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
+    longer = "--rank-table-timeout (rank_table_timeout) or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
     if limit < patience.limit:
         kind = (
             RankTableMissingError if look.state in (_State.MISSING, _State.MISSING_FOLDER) else RankTableError

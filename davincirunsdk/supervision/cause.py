@@ -102,10 +102,7 @@ class Straggling:
     @property
     def words(self) -> str:
         """One clause for events and reports."""
-        return (
-            f"{join_ranks(self.ranks)} still ran {self.seconds:g} s after rank {self.first} had ended well "
-            "(straggler_timeout)"
-        )
+        return f"{join_ranks(self.ranks)} still ran {self.seconds:g} s after rank {self.first} had ended well"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,7 +254,7 @@ def _look_after_kept(options: JobOptions, files: Sequence[Path], on_trouble: Cal
         count = len(numbers_of(events))
         if count > _MANY_RUNS:
             on_trouble(
-                f"log_dir {events.parent} keeps {count} earlier runs of this job: keep_logs (--keep-logs) "
+                f"log_dir {events.parent} keeps {count} earlier runs of this job: --keep-logs (keep_logs) "
                 "says how many are to stay"
             )
 
@@ -262,7 +262,7 @@ def _look_after_kept(options: JobOptions, files: Sequence[Path], on_trouble: Cal
 def _log_error(log_dir: Path, error: OSError) -> PlatformError:
     return PlatformError(
         f"log_dir {log_dir}: a log file cannot be opened: {error.filename}: {explain(error)}; "
-        "give a folder that can be written, with log_dir or --log-dir"
+        "give a folder that can be written, with --log-dir (log_dir)"
     )
 
 
@@ -367,7 +367,7 @@ def _make_folder(folder: Path, name: str) -> None:
     except OSError as error:
         raise PlatformError(
             f"{name} {folder} cannot be made: {error.strerror}: {error.filename}; "
-            f"give a folder that can be written, with {name} or --{name.replace('_', '-')}"
+            f"give a folder that can be written, with --{name.replace('_', '-')} ({name})"
         ) from None
 
 
@@ -388,7 +388,7 @@ def _check_document(path: Path | None, name: str) -> None:
     except OSError as error:
         raise PlatformError(
             f"{name} {path} cannot be written: {error.strerror}: {path.parent}; give a file in a folder that "
-            f"can be written, with {name} or --{name}"
+            f"can be written, with --{name} ({name})"
         ) from None
 
 
@@ -417,7 +417,7 @@ def _check_command(command: tuple[str, ...], work_dir: Path, environment: Mappin
     if found is None or not found.exists():
         raise WorkerSpawnError(
             f"command not found: {word!r} ({where}); "
-            "give its path (relative paths are seen from the work_dir) or check the spelling",
+            "give its path (relative paths are seen from --work-dir) or check the spelling",
             errno=errno.ENOENT,
         )
     if found.is_dir():
@@ -439,7 +439,7 @@ def _choose_port(cluster: Cluster, wanted: int | None) -> int:
             except OSError as error:
                 raise PlatformError(
                     f"master port {wanted} cannot be used: {error.strerror}; end the process that holds it, "
-                    "give another one with master_port or --master-port, or none for any free port"
+                    "give another one with --master-port (master_port), or none for any free port"
                 ) from None
     if cluster.master_port is not None:
         return cluster.master_port

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from davincirunsdk.phrases import count
 from davincirunsdk.supervision.cause import (
     InternalError,
     NodeLost,
@@ -138,7 +139,7 @@ class Restarts:
             self.why = "the job has several nodes, which a launcher on each cannot restart together"
         if not self.why and number + self._requeued > options.max_restarts:
             anew = f", {self._requeued} of them by the batch system" if self._requeued else ""
-            self.why = f"all of max_restarts ({options.max_restarts}) are used up{anew}"
+            self.why = f"the job has had its {count(options.max_restarts, 'restart')}{anew}"
         if not self.why and pause >= time_left:
             self.why = "the time limit would be reached before it"
         if self.why:
@@ -181,7 +182,7 @@ def why_not(trials: Sequence[Trial], result: RunResult, cause: Cause | None, *, 
     if isinstance(cause, StopWanted | Straggling | TimeLimit | InternalError | StartFailed | NodeLost):
         return cause.words
     if isinstance(cause, Stalled) and on_stall != "restart":
-        return f"{cause.words}, and --on-stall is {on_stall}"
+        return f"{cause.words}, and --on-stall (on_stall) is {on_stall}"
     last = trials[-1]
     if result.failures and not isinstance(cause, Stalled):
         code = result.failures[0].exit_code

@@ -134,6 +134,6 @@ def check_script(command: Sequence[str], work_dir: Path) -> None:
             return
         raise WorkerSpawnError(
             f"can't open file {str(script.name)!r}: {error.strerror} (looked for {script}); scripts are seen "
-            "from the work_dir (--work-dir)",
+            "from --work-dir (work_dir)",
             errno=errno.EACCES if error.errno == errno.EACCES else errno.ENOENT,
         ) from None

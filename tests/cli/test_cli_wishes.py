@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from processes import is_alive, wait_until
+
+from davincirunsdk import PlatformError, start_and_wait_distributed_train
+from davincirunsdk.cli.spelling import with_options
 
 PY = sys.executable
 COMMAND = [PY, "-m", "davincirunsdk"]
@@ -38,7 +42,27 @@ def test_help_has_groups_and_examples() -> None:
     places = [said.index(f"\n{group}:\n") for group in ("Workers", "Several nodes", "Output", "Clusters")]
     assert places == sorted(places)
     assert "--master-port PORT" in said
-    assert "Examples:" in said
+    examples = said.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(examples) == 3
+
+
+def test_help_explains_common_options_names_all_and_help_all_explains_all() -> None:
+    """Who looks for one word finds it; rare options do not hide the others."""
+    short, long = run("--help").stdout, run("--help-all").stdout
+    explained = [set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", said, re.MULTILINE)) for said in (short, long)]
+    assert explained[0] < explained[1]
+    assert {"--nproc-per-node", "--stall-timeout", "--engine", "--help-all"} <= explained[0]
+    assert {"--leave-after", "--warn-before", "--volume"} <= explained[1] - explained[0]
+    assert explained[1] <= set(re.findall(r"--[a-z-]+(?<!-)", short))
+    assert len(short.splitlines()) < 0.6 * len(long.splitlines())
+
+
+def test_help_all_is_no_default() -> None:
+    """Neither by a variable nor by a file: no job would start."""
+    assert run("--nproc-per-node", "1", "true", DAVINCIRUN_HELP_ALL="1").stdout == ""
+    Path("d.json").write_text('{"help-all": true}')
+    done = run("--config", "d.json", "--nproc-per-node", "1", "true")
+    assert "'help-all', which is not an option" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -54,6 +78,15 @@ def test_help_has_groups_and_examples() -> None:
         (("--image", "x"), "--image has no effect without --manifest"),
         (("--resource", "CPU"), "--resource has no use without --engine ray"),
         (("--config", "missing.toml"), "missing.toml cannot be read"),
+        (
+            ("--on-stall", "restart", "--stall-timeout", "5"),
+            "--on-stall is 'restart', but --max-restarts is 0: say how often",
+        ),
+        (
+            ("--warn-signal", "USR1"),
+            "--timeout is not given: --warn-signal and --warn-before have no use without it",
+        ),
+        (("--keep-going", "--max-restarts", "1"), "--keep-going lets the others go on and --max-restarts "),
     ],
 )
 def test_wrong_options_are_named_as_they_were_written(words: tuple[str, ...], said: str) -> None:
@@ -62,6 +95,34 @@ def test_wrong_options_are_named_as_they_were_written(words: tuple[str, ...], sa
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert not Path("ran").exists()
+
+
+def test_errors_name_options_where_the_calls_name_keywords() -> None:
+    """Who typed an option is told of an option; the same error in Python names the keyword, too."""
+    said = run("--devices", "0-1", "--nproc-per-node", "3", "true").stderr
+    assert "--devices" in said
+    assert "(devices)" not in said
+    with pytest.raises(PlatformError, match=r"\(devices\)"):
+        start_and_wait_distributed_train(["true"], devices="0-1", nproc_per_node=3)
+    with pytest.raises(ValueError, match=r"^on_stall is 'restart', but max_restarts is 0: say how often$"):
+        start_and_wait_distributed_train(["true"], stall_timeout=5, on_stall="restart")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name is 'a/b': expected a name", "--name is 'a/b': expected a name"),
+        ("give --node-rank (node_rank), and --nnodes (nnodes)", "give --node-rank, and --nnodes"),
+        ("or --nnodes 1 (nnodes=1) to use", "or --nnodes 1 to use"),
+        ("at least 4, the nproc_per_node asked for", "at least 4, the --nproc-per-node asked for"),
+        ("work_dir /a/work_dir is not a folder", "--work-dir /a/work_dir is not a folder"),
+        ("--report 'max_restarts' (see /x/log_dir)", "--report 'max_restarts' (see /x/log_dir)"),
+        ("hosts have different slots", "hosts have different slots"),
+    ],
+)
+def test_options_are_spelled_as_options(text: str, said: str) -> None:
+    """Keywords become options; what a user wrote stays."""
+    assert with_options(text) == said
 
 
 def test_a_work_dir_that_is_a_file_is_blamed_itself(job_folder: Path) -> None:

@@ -217,9 +217,7 @@ _REASONS = {
     "the job was cancelled": ("取消", Verdict.STOPPED),
     "the time limit of 90 s was reached": ("90 秒", Verdict.TIME_LIMIT),
     "no rank showed progress for 30 s": ("30 秒", Verdict.STALLED),
-    "ranks 1, 2 still ran 5 s after rank 0 had ended well (straggler_timeout)": (
-        "rank 1, 2 仍在运行", Verdict.STALLED,
-    ),
+    "ranks 1, 2 still ran 5 s after rank 0 had ended well": ("rank 1, 2 仍在运行", Verdict.STALLED),
     "internal error of davincirunsdk: OSError: write failed": (
         "OSError: write failed", Verdict.INTERNAL_ERROR,
     ),

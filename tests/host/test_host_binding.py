@@ -122,7 +122,7 @@ def test_unknown_nodes(tmp_path: Path) -> None:
         (),
         "the NUMA node of NPU 1 is not known (npu-smi does not tell)",
     )
-    with pytest.raises(PlatformError, match="use --bind exclusive, or a list of CPUs"):
+    with pytest.raises(PlatformError, match=r"use --bind exclusive \(bind='exclusive'\), or a list of CPUs"):
         plan("node", [0, 1], near, topology)
     shared, _ = plan("exclusive", [0, 1], near, topology)
     assert [len(one.cpus) for one in shared] == [16, 16]
@@ -219,5 +219,5 @@ def test_real_workers(tmp_path: Path) -> None:
     assert "workers are not bound to CPUs: there are no NPUs to be near to" in auto.stderr
     outside = run("--nproc-per-node", "1", "--bind", "4000")
     assert outside.returncode == 3
-    assert "found CPUs 4000 asked for with --bind (bind), which this process may not use" in outside.stderr
+    assert "found CPUs 4000 asked for with --bind, which this process may not use" in outside.stderr
     assert run("--nproc-per-node", "1", "--bind", "some").returncode == 2

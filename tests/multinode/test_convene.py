@@ -112,7 +112,7 @@ async def test_an_operators_service_is_no_place_to_meet() -> None:
     assert found is None
     assert len(said) == 1
     assert "Kubernetes service" in said[0]
-    with pytest.raises(PlatformError, match="--meet require"):
+    with pytest.raises(PlatformError, match="--meet"):
         await terms(cluster, OPERATOR, meet="require")
     found, _ = await terms(cluster_of("10.9.0.1", "10.9.0.2", master_addr="10.96.7.7"), OPERATOR)
     assert found is not None

@@ -685,7 +685,7 @@ async def test_all_nodes_lost_before_the_start_are_named() -> None:
 
 
 async def test_the_start_line_tells_where_the_logs_of_all_nodes_are() -> None:
-    """It names the hosts, and the files of this job: those of a second job of one name are numbered."""
+    """It names the host once, and the files of this job: those of a second job of one name are numbered."""
     nodes = [NodeAgent(), NodeAgent()]
     command = [*WORKER, "--seconds", "0"]
     async with NodesManager(Here(*nodes), command, nproc_per_node=1) as job:
@@ -693,7 +693,9 @@ async def test_the_start_line_tells_where_the_logs_of_all_nodes_are() -> None:
         await job.wait()
     for worker in job.workers:
         prefix = worker.log_path.name.partition("-proc-rank-")[0]
-        assert f"{prefix}-proc-rank-*.txt (rank {worker.rank}, on {os.uname().nodename})" in line
+        assert f"{prefix}-proc-rank-*.txt (rank {worker.rank})" in line
+    assert line.count("logs: ") == 1
+    assert line.count(f" on {os.uname().nodename}") == 1
 
 
 async def test_a_node_whose_only_worker_failed_ends_the_others() -> None:

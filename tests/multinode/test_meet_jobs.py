@@ -231,7 +231,7 @@ def test_a_meeting_that_is_required(job: Launchers, rank: int) -> None:
     """Alone, a launcher fails with exit code 3 and names who did not come; its workers are stopped."""
     job.start(rank, WORKER, options=("--meet", "require", "--meet-timeout", "2"))
     assert job.codes() == [3]
-    assert "--meet require" in job.said(rank)
+    assert "which --meet requires" in job.said(rank)
     assert job.logs().count("saved on SIGTERM") == 2
 
 

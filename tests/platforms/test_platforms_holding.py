@@ -54,7 +54,8 @@ async def test_a_card_is_held_once(tmp_path: Path, held: Claims) -> None:
         await hold(cluster, second, {}, wait=None, notify=print)
     assert str(caught.value) == (
         f"found NPU {FIRST} of this node still held by job first (launcher {os.getpid()}); expected it free: "
-        "choose others with --devices, wait with --wait-devices SECONDS, or end that job (davincirunctl stop)"
+        "choose others with --devices (devices), wait with --wait-devices (wait_devices), or end that job "
+        "(davincirunctl stop)"
     )
     second.release()
     shared = Claims("third")

@@ -72,8 +72,8 @@ async def test_no_table_no_device(tmp_path: Path) -> None:
         await located(make_root(tmp_path), {})
     assert str(caught.value) == (
         "found no rank table and no NPU (no device file such as /dev/davinci0); expected to learn how many "
-        "workers to start: give --nproc-per-node (argument nproc_per_node), or a rank table by --rank-table "
-        "(argument rank_table) or the variable RANK_TABLE_FILE"
+        "workers to start: give --nproc-per-node (nproc_per_node), or a rank table by --rank-table "
+        "(rank_table) or the variable RANK_TABLE_FILE"
     )
 
 
@@ -115,14 +115,14 @@ async def test_several_nodes_always_agree_on_a_port(tmp_path: Path) -> None:
             (
                 "found no node rank for a job of 2 nodes without a rank table; expected one from 0 "
                 "to 1: give "
-                "--node-rank (and --nnodes)"
+                "--node-rank (node_rank), and --nnodes (nnodes)"
             ),
         ),
         (
             Wish(nproc_per_node=1, nnodes=2, node_rank=0),
             (
                 "found no address of node 0 for a job of 2 nodes without a rank table; expected one: give "
-                "--master-addr or set MASTER_ADDR"
+                "--master-addr (master_addr) or set MASTER_ADDR"
             ),
         ),
         (
@@ -134,7 +134,7 @@ async def test_several_nodes_always_agree_on_a_port(tmp_path: Path) -> None:
             (
                 "found node rank 1 from --node-rank (node_rank) for a job of 1 node without a rank table; "
                 "expected one from 0 to 0: give "
-                "--node-rank (and --nnodes)"
+                "--node-rank (node_rank), and --nnodes (nnodes)"
             ),
         ),
     ],
@@ -232,7 +232,7 @@ async def test_several_tables_of_the_operator(tmp_path: Path) -> None:
         await located(root, {})
     assert str(caught.value) == (
         f"found several rank tables ({paths[0]}, {paths[1]}) and nothing that says which is this job's; "
-        "expected one: set RANK_TABLE_FILE or give --rank-table"
+        "expected one: set RANK_TABLE_FILE or give --rank-table (rank_table)"
     )
 
 

@@ -160,7 +160,7 @@ def test_no_guess() -> None:
         "203.0.113.9; Volcano's node rank 5 of 2.\n"
         "  Node 0: 192.0.2.11 (job-7f-trainjob-0), 2 devices\n"
         "  Node 1: 192.0.2.12 (job-7f-trainjob-1), 2 devices\n"
-        "  Give --node-rank, or set MA_CURRENT_HOST_IP to this host's server id in the table."
+        "  Give --node-rank (node_rank), or set MA_CURRENT_HOST_IP to this host's server id in the table."
     )
 
 

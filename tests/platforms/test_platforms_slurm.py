@@ -105,7 +105,7 @@ def test_several_tasks_per_node() -> None:
     assert slurm.site({**STEP, "SLURM_STEP_NUM_TASKS": "24"}).objection == (
         "found 24 Slurm tasks on 3 nodes (SLURM_STEP_NUM_TASKS); expected one davincirun per node, which "
         "itself starts a worker per device: write srun --ntasks-per-node=1 --kill-on-bad-exit=1 davincirun "
-        "..., or --nnodes 1 if each task is to be a job of its own"
+        "..., or --nnodes 1 (nnodes=1) if each task is to be a job of its own"
     )
 
 

@@ -185,7 +185,7 @@ async def test_outside_a_step(tmp_path: Path) -> None:
         assert str(caught.value) == (
             "found a Slurm job of 2 nodes (SLURM_NNODES) and no step: srun has not started this, so no "
             "davincirun runs on the other nodes; expected one on each: write srun --ntasks-per-node=1 "
-            "--kill-on-bad-exit=1 davincirun ..., or --nnodes 1 to use this node alone"
+            "--kill-on-bad-exit=1 davincirun ..., or --nnodes 1 (nnodes=1) to use this node alone"
         )
     chosen = await located(tmp_path, BATCH, wish(nnodes=3, node_rank=2, master_addr=ELSEWHERE))
     assert (len(chosen.nodes), chosen.node_rank) == (3, 2)
@@ -267,7 +267,7 @@ async def test_volcano_tasks_that_train(tmp_path: Path, host: str, place: int | 
         "MASTER_ADDR": ELSEWHERE,
     }
     if place is None:
-        with pytest.raises(PlatformError, match="give --nnodes and --node-rank"):
+        with pytest.raises(PlatformError, match=r"give --nnodes \(nnodes\) and --node-rank"):
             await located(tmp_path, env, wish())
         chosen = await located(tmp_path, env, wish(nnodes=3, node_rank=1))
         assert chosen.node_rank == 1

@@ -150,7 +150,7 @@ async def test_time_limit(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"rank table {path} (named by RANK_TABLE_FILE) is not complete after 1 s: its status is "
         '"initializing"; expected a table with status "completed". Ask the operator. To wait longer set '
-        "--rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)."
+        "--rank-table-timeout (rank_table_timeout) or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)."
     )
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.path == str(path)
@@ -206,7 +206,8 @@ async def test_wrong_path_is_an_error_soon(tmp_path: Path) -> None:
         assert str(caught.value) == (
             f"rank table {path} (named by RANK_TABLE_FILE): {words}; expected a file: correct the "
             f"path, or let "
-            "it be waited for with --rank-table-timeout or DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
+            "it be waited for with --rank-table-timeout (rank_table_timeout) or "
+            "DAVINCIRUN_RANK_TABLE_TIMEOUT (seconds)"
         )
         assert not isinstance(caught.value, TimeoutError)
     assert lines == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,7 +122,7 @@ GIVEN_UP = {
     ),
     "other codes": ("raise RuntimeError('ACL error %d' % (507015 + count))", [0, 1, 2], "made no step"),
     "other letters": ("raise RuntimeError('EI000%d: see plog' % count)", [0, 1, 2], "made no step"),
-    "used up": ("step(count + 1)\nos._exit(7)", [0, 1, 2, 3], "are used up"),
+    "used up": ("step(count + 1)\nos._exit(7)", [0, 1, 2, 3], "the job has had its 3 restarts"),
 }
 
 
@@ -136,7 +137,8 @@ async def test_what_is_given_up(job_folder: Path, words: str, made: list[int], w
     assert len(said) == 1
     assert why in said[0]
     if len(made) > 1:
-        assert "attempt 0 ended after" in str(manager.error)
+        # Attempts of a few tenths of a second are not said to have taken none.
+        assert re.search(r"attempt 0 ended after \d+\.\d s", str(manager.error))
 
 
 async def test_survivors_that_are_kept_are_not_restarted(job_folder: Path) -> None:
