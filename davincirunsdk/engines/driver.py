@@ -314,7 +314,7 @@ class NodesManager(JobBody):
             return file
 
         try:
-            file = await in_thread(open_file)
+            file = await in_thread(open_file, unwanted=LogFile.close)
         except OSError as error:
             why = f"{error.filename}: {error.strerror}"
             self._notify(f"the events of all nodes cannot be written: {why}; the job goes on without")
