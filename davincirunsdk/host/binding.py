@@ -258,7 +258,7 @@ def _shares(cpus: frozenset[int], count: int, topology: Topology) -> list[frozen
     if len(units) < count:
         raise PlatformError(
             f"found {len(units)} CPUs ({span(sorted(cpus))}) for {count} workers; expected one for each at "
-            "least: use fewer workers, or --bind (bind) node or none"
+            "least: use fewer workers, or another --bind (bind)"
         )
     each, more = divmod(len(units), count)
     shares, at = [], 0

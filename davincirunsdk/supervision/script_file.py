@@ -104,7 +104,7 @@ def check_module(command: Sequence[str], work_dir: Path, environment: Mapping[st
         hint = "; leave out -m to run a file" if run.module.endswith(".py") else ""
         raise WorkerSpawnError(
             f"no module named {text!r} (looked in {work_dir} and in the paths of {command[0]}); modules are "
-            f"seen from the work_dir (--work-dir), PYTHONPATH and what is installed{hint}",
+            f"seen from --work-dir (work_dir), PYTHONPATH and what is installed{hint}",
             errno=errno.ENOENT,
         )
     if kind == "package":
