@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class History(Protocol):
+    """What is needed of its history."""
+
+    input_hist_parsed: list[str]
+
+
 class Shell(Protocol):
     """What is needed of IPython's shell."""
 
-    execution_count: int
+    history_manager: History
 
     def register_magic_function(self, function: Callable[[str, str], None], *, magic_kind: str) -> None:
         """Make a function the magic of its name."""
@@ -36,7 +42,8 @@ def load_ipython_extension(shell: Shell) -> None:
         Its workers are processes of their own and see nothing of the notebook's variables. The cell
         shows their output while they run, and the stop button ends them.
         """
-        run_cell(line, cell, shell.execution_count)
+        # Not `execution_count`, which IPython raises before a cell runs or behind it, as its version is.
+        run_cell(line, cell, len(shell.history_manager.input_hist_parsed) - 1)
 
     shell.register_magic_function(davincirun, magic_kind="cell")
 

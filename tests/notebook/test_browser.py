@@ -277,5 +277,5 @@ def test_a_cell_as_a_job(front_end: str, page: Page, tmp_path: Path) -> None:
         shown = "\n".join(
             page.eval_on_selector_all(FRONT_ENDS[front_end][2], "all => all.map(one => one.innerText)")
         )
-        assert re.search(rf'cell-\d+\.py", line {LINE}, in <module>\s.*labels\["none"\]', shown)
+        assert re.search(rf'cell-3\.py", line {LINE}, in <module>\s.*labels\["none"\]', shown)
         assert "KeyError: 'none'" in shown

@@ -38,8 +38,7 @@ def test_the_cell_is_the_script(tmp_path: Path) -> None:
     for rank in range(2):
         assert f"rank {rank} found it ['--epochs', '3'] False" in shown
     assert panels(cell)
-    (script,) = (tmp_path / "log").glob("cell-*.py")
-    assert script.read_text() == "# " + source
+    assert (tmp_path / "log/cell-3.py").read_text() == "# " + source
     assert list((tmp_path / "log").glob("cell-proc-rank-1-*.txt"))
 
 
