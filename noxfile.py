@@ -78,6 +78,13 @@ def lowest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *(session.posargs or LOWEST))
 
 
+@nox.session(python=PYTHONS[0])
+def licences(session: nox.Session) -> None:
+    """List the licences of what the package needs anew."""
+    session.install(".", "packaging")
+    session.run("python", "docs/licences.py")
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train for real with README's first command."""
