@@ -101,11 +101,9 @@ async def report_of(
             with suppress(DistributedRuntimeError):
                 await manager.wait()
             # Without fail fast the first bad end is told at once, and judged again when all is over.
+            # To leave before that would be a stop of ours.
             with anyio.fail_after(60):
-                while any(worker.state in _ALIVE for worker in manager.workers):
-                    await asyncio.sleep(0.02)
+                async for _ in manager.events():
+                    pass
     report: FailureReport | None = getattr(manager.error, "report", None)
     return report
-
-
-_ALIVE = ("PENDING", "RUNNING", "STOPPING")

@@ -49,6 +49,7 @@ class Account:
         earlier: Its first line at error level, where the finding itself says little.
         earlier_time: When that was.
         by_signal: The signal that ended it and that we did not send, also behind 128 + n.
+        aborted: Its last words are those of a program that aborts, whatever its exit code.
     """
 
     of: RankEvidence
@@ -64,6 +65,7 @@ class Account:
     earlier: str
     earlier_time: float | None
     by_signal: signal.Signals | None
+    aborted: bool
 
     @property
     def rank(self) -> int:
@@ -101,7 +103,8 @@ class Account:
             )
         # A library may log an error of waiting and wait on: that is no end.
         known_cause = self.finding.role is Role.PRIMARY and self.finding.sure
-        return (of.exit_code or 0) > 0 or known_cause or self.finding.kind not in (Kind.LOG, Kind.WORDS)
+        ends = self.aborted or self.finding.kind not in (Kind.LOG, Kind.WORDS)
+        return (of.exit_code or 0) > 0 or known_cause or ends
 
     @property
     def running(self) -> bool:
@@ -184,6 +187,7 @@ def read_rank(evidence: RankEvidence) -> Account:
         earlier=earlier.text.strip()[:600] if earlier is not None else "",
         earlier_time=earlier.time if earlier is not None else None,
         by_signal=_foreign_signal(evidence),
+        aborted=any(block.kind is Kind.ABORT for block in at_end),
     )
 
 
@@ -194,6 +198,10 @@ def _completed(
     block, finding = chosen
     if not finding.naming:
         finding = replace(finding, naming=next((one.naming for _, one in assessed if one.naming), ""))
+    if not finding.reason and finding.role is Role.PRIMARY:
+        # An operator's name may stand in the exception, the code before it.
+        told = (one.reason for _, one in assessed if one.reason and one.role is not Role.SECONDARY)
+        finding = replace(finding, reason=next(told, ""))
     if finding.aside is None:
         after = [line.text for line in lines[max(0, block.first - 10) : block.last + 30]]
         finding = replace(
@@ -313,8 +321,8 @@ def _choose(found: list[tuple[Block, Finding]]) -> tuple[Block, Finding] | None:
         # What it waited for it may say later, but it began to fail with the first sign.
         return block, replace(finding, time=first_effect[1].time or finding.time)
     strong = [pair for pair in pairs if pair[1].kind is not Kind.LOG] or pairs
-    telling = [pair for pair in strong if not pair[1].vague] or strong
-    return telling[0]
+    telling = [pair for pair in (*strong, *pairs) if pair[1].known is not None and not pair[1].vague]
+    return (telling or [pair for pair in strong if not pair[1].vague] or strong)[0]
 
 
 def _is_own_exception(finding: Finding) -> bool:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.lines import mask
+from davincirunsdk.diagnosis.speech import is_carrier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,7 @@ _ABORT = re.compile(
     r"corrupted (?:size|double|unsorted)|munmap_chunk|.{0,200}: Assertion .{0,300} failed|Aborted\b|Bus error|"
     r"Killed$|Illegal instruction|Floating point exception|\*\*\* stack smashing|Check failed: "
 )
+_ANNOUNCED = re.compile(r"\*\*\* Process received|terminate called")
 _STACK = re.compile(
     r"\s*#\d+\s|\s*frame #\d+|\s*@\s+0x|\s*\[?\S*\]?\s*\[\s*\d+\]\s|(?:Current t|T)hread 0x|Extension modules|"
     r"<no Python frame>|\S+\(\S*\+0x|\*\*\* |\s*\S+\.so"
@@ -86,7 +88,17 @@ _GLOG = re.compile(r"\[?([EFWI])(?:\d{3,4}[ \]]| \d\d:)")
 _ERROR_START = re.compile(
     r"(?:[\w./-]{1,60}: )?(?:\[?error\]?|fatal(?: error)?|错误|致命错误)\s*[:：!]", re.IGNORECASE
 )
+_RULE = re.compile(r"-{20,}|={20,}")
 _BOX = re.compile(r"-{20,}|- [A-Z].{0,80}[:)]?$|\(Please search|\[Error\]|={20,}")
+_BOX_TITLE = re.compile(r"- [A-Z].{0,80}[:)]?\s*$")
+_REPORTED = re.compile(
+    r"\[ERROR\] [\d:. -]{8,40} \(PID:\d+, Device:-?\d+, RankID:-?\d+\) ERR(?!99999)|\[Error\]|"
+    r"[hn]ccl\w{0,30}Error: |Last error:|NET/|(?:CUDA|NPU) (?:kernel )?errors? |For debugging|Compile with|Exception raised from"
+)
+"""What torch_npu, HCCL, NCCL and CUDA put into an exception's text below its first line."""
+_RICH = ("╭", "│", "╰")
+_LONGEST_LIST = 40
+"""Lines of a list in brackets that an error's text may hold."""
 _ADVICE = re.compile(
     r"\W*(?:possible causes?|solutions?|suggestions?|advice|please (?:refer|check|see)|for (?:details|more)|see\b|"
     r"hint|note|tip|可能原因|解决方法|解决方案|处理建议|建议)",
@@ -148,6 +160,8 @@ def _block_at(texts: Sequence[str], index: int) -> Block | None:
         return _ignored(texts, index)
     if _THREAD.match(text) and index + 1 < len(texts) and _HEADER.search(texts[index + 1]):
         return _traceback(texts, index + 1, start=index, thread=True)
+    if text.lstrip().startswith(_RICH[0]) and _HEADER.search(text):
+        return _drawn(texts, index)
     if _HEADER.search(text) or _FRAME.match(text):
         return _traceback(texts, index, start=index)
     if _CODE.match(text):
@@ -209,7 +223,7 @@ def _traceback(texts: Sequence[str], index: int, *, start: int, thread: bool = F
             continue
         if not said or _follows_header(texts, end, prefix, shape):
             said.append(text)
-            end = _message_end(texts, end + 1, prefix, shape)
+            end = _message_end(texts, end + 1, prefix, shape, text)
             if end < len(texts):
                 following = _without(texts[end], prefix, shape)
                 if following.startswith(_JOINERS) or (
@@ -233,6 +247,30 @@ def _traceback(texts: Sequence[str], index: int, *, start: int, thread: bool = F
     )
 
 
+def _drawn(texts: Sequence[str], index: int) -> Block:
+    """A traceback in a drawn frame, as the rich library prints it: the exception stands below the frame."""
+    said: list[str] = []
+    end = index
+    while end < len(texts) and end - index < _MOST_CONTINUED:
+        text = texts[end]
+        if text.lstrip().startswith(_RICH) or text.startswith(_JOINERS):
+            end += 1
+            continue
+        if texts[end - 1].lstrip().startswith(_RICH[-1]):
+            said.append(text.strip())
+            end = _message_end(texts, end + 1, "", "", text)
+            continue
+        break
+    cut_off = f"{texts[end - 1].strip(' │')} (traceback cut off)"
+    return Block(
+        kind=Kind.TRACEBACK,
+        first=index,
+        last=end - 1,
+        texts=tuple(texts[index:end]),
+        said=tuple(said) or (cut_off,),
+    )
+
+
 def _follows_header(texts: Sequence[str], end: int, prefix: str, shape: str) -> bool:
     """Whether a chained traceback, or a frame of it, stands before this line."""
     for back in range(end - 1, max(-1, end - _MOST_CONTINUED), -1):
@@ -244,18 +282,66 @@ def _follows_header(texts: Sequence[str], end: int, prefix: str, shape: str) -> 
     return False
 
 
-def _message_end(texts: Sequence[str], end: int, prefix: str, shape: str) -> int:
-    """Step over what belongs to an exception's text: indented lines and MindSpore's boxes."""
+def _message_end(texts: Sequence[str], end: int, prefix: str, shape: str, said: str) -> int:
+    """Step over what belongs to an exception's text below its first line.
+
+    That is indented lines, MindSpore's boxes, and, under an exception with which libraries hand on the
+    troubles of others, what these have reported.
+    """
+    hands_on = is_carrier(said)
+    code = ""
+    brackets = _Brackets()
     limit = min(len(texts), end + _MOST_CONTINUED)
     while end < limit:
         text = _without(texts[end], prefix, shape)
-        if text.startswith(" ") and not _FRAME.match(text) and not _CODE.match(text):
-            end += 1
-        elif _BOX.match(text):
-            end += 1
-        else:
+        found = _CODE.match(text)
+        if _FRAME.match(text) or _HEADER.search(text):
             break
+        if found is not None:
+            if not hands_on and not _in_box(texts, end):
+                break
+            code = found[1]
+        elif not (
+            text.startswith(" ")
+            or _BOX.match(text)
+            or brackets.open
+            or _in_box(texts, end)
+            or (hands_on and _REPORTED.match(text))
+            or (code and (text.startswith((code, "TraceBack")) or is_advice(text)))
+        ):
+            break
+        brackets.read(text)
+        end += 1
     return end
+
+
+def _in_box(texts: Sequence[str], index: int) -> bool:
+    """Whether a line is the first below the title of one of MindSpore's boxes."""
+    return (
+        index >= 2
+        and _RULE.match(texts[index - 1].lstrip()) is not None
+        and _BOX_TITLE.match(texts[index - 2].lstrip()) is not None
+    )
+
+
+class _Brackets:
+    """Whether the lines read so far have opened a list that goes on in the next one."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    @property
+    def open(self) -> bool:
+        return self._left > 0
+
+    def read(self, text: str) -> None:
+        bare = text.strip()
+        if bare.endswith("["):
+            self._left = _LONGEST_LIST
+        elif bare.startswith("]"):
+            self._left = 0
+        else:
+            self._left = max(0, self._left - 1)
 
 
 def _without(text: str, prefix: str, shape: str) -> str:
@@ -272,7 +358,11 @@ def _continued(kind: Kind, texts: Sequence[str], index: int) -> Block:
     """A first line and what belongs to it: indented lines, and lines that start with the same code."""
     code = _CODE.match(texts[index])
     indent = len(texts[index]) - len(texts[index].lstrip())
+    brackets = _Brackets()
+    brackets.read(texts[index])
     end = index + 1
+    if kind is Kind.EXCEPTION:
+        end = _message_end(texts, end, "", "", texts[index])
     limit = min(len(texts), index + _MOST_CONTINUED)
     while end < limit:
         text = texts[end]
@@ -283,12 +373,23 @@ def _continued(kind: Kind, texts: Sequence[str], index: int) -> Block:
         if _FRAME.match(text):
             break
         explains = is_error_level(text) is False and text.lstrip().startswith(("[WARN", "W"))
-        if deeper or again is not None or (explains and end == index + 1) or _BOX.match(text):
+        if (
+            deeper
+            or again is not None
+            or (explains and end == index + 1)
+            or _BOX.match(text)
+            or brackets.open
+        ):
             end += 1
-        elif kind is Kind.CODE and (is_advice(text) or text.startswith(("TraceBack", "[FUNC"))):
+        elif kind is Kind.CODE and (
+            is_advice(text)
+            or text.startswith(("TraceBack", "[FUNC"))
+            or (code is not None and text.lstrip().startswith(code[1]))
+        ):
             end += 1
         else:
             break
+        brackets.read(text)
     return Block(
         kind=kind, first=index, last=end - 1, texts=tuple(texts[index:end]), said=(texts[index].strip(),)
     )
@@ -303,9 +404,14 @@ def _abort(texts: Sequence[str], index: int) -> Block:
         if _ABORT.match(text):
             said.append(text.strip())
         elif not (text.startswith(" ") or _STACK.match(text) or "most recent call first" in text):
-            break
+            carried = _message_end(texts, end, "", "", "RuntimeError")
+            if carried == end:
+                break
+            end = carried
+            continue
         end += 1
-    told = [one for one in said if one.startswith("what()")] or said
+    told = [one for one in said if one.startswith("what()")]
+    told = told or [one for one in said if not _ANNOUNCED.match(one)] or said
     return Block(
         kind=Kind.ABORT,
         first=index,

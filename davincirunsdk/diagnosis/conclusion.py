@@ -287,7 +287,9 @@ def _are_alike(one: Account, other: Account) -> bool:
         )
     if one.finding.key == other.finding.key:
         return True
-    # The text of one error may name other files or tensors on each rank.
+    # The text of one error may name other files, tensors or operations on each rank.
+    if one.finding.known is not None and one.finding.known is other.finding.known and not one.finding.vague:
+        return True
     return bool(one.finding.code) and one.finding.code == other.finding.code and not one.finding.vague
 
 
@@ -376,7 +378,7 @@ def _others_fault(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found
         named = [one for one in named if votes[one.rank] * 2 >= best][:_MOST_SUSPECTS]
         sayers = sum(1 for one in ranks if any(other == named[0].rank for other, _ in one.named))
         listed = _list(named)
-        how = _state_of(named[0])
+        how = _state_of(named[0], failed)
         said = (
             f"{sayers} rank{'s' * (sayers != 1)} that waited in vain name{'s' * (sayers == 1)} {_list(named[:1]).en}"
             if sayers
@@ -393,7 +395,7 @@ def _others_fault(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found
     suspects = _look_at(running, failed, ranks)
     if suspects:
         listed = _list(suspects)
-        how = _state_of(suspects[0])
+        how = _state_of(suspects[0], failed)
         if len(suspects) == 1:
             one = suspects[0]
             only = all(other is one or other.failed for other in ranks)
@@ -528,14 +530,15 @@ def _only_ends_say_so(ends: Sequence[Account], ranks: Sequence[Account], votes: 
     own = {one.rank for one in ends}
     others = [one for one in ranks if one.rank not in own]
     return not any(rank == ends[1].rank and weight >= 1 for one in others for rank, weight in one.named) and (
-        votes[ends[1].rank] >= max(votes.values())
+        votes[ends[1].rank] >= max(votes.values(), default=0)
     )
 
 
 def _link(failed: Sequence[Account], by_rank: dict[int, Account]) -> _Found | None:
     """A connection that failed between two ranks neither of which has a fault of its own."""
     for one in failed:
-        others = [by_rank[rank] for rank, weight in one.named if rank in by_rank and weight >= 1]
+        others = [other for other in failed if _is_other_end(one, other)]
+        others += [by_rank[rank] for rank, weight in one.named if rank in by_rank and weight >= 1]
         if not others:
             continue
         other = others[0]
@@ -549,6 +552,12 @@ def _link(failed: Sequence[Account], by_rank: dict[int, Account]) -> _Found | No
             )
             return Verdict.LINK, [one, other], why
     return None
+
+
+def _is_other_end(one: Account, other: Account) -> bool:
+    """Whether both speak of one link, each from its end."""
+    ends = one.finding.ends if one.finding is not None else None
+    return ends is not None and other.finding is not None and other.finding.ends == (ends[1], ends[0])
 
 
 def _look_at(
@@ -602,8 +611,14 @@ def _odd_ones(failed: Sequence[Account]) -> list[Account]:
     return []
 
 
-def _state_of(one: Account) -> Words:
+def _state_of(one: Account, failed: Sequence[Account]) -> Words:
     if one.of.state is WorkerState.SUCCEEDED:
+        first = min((other.time for other in failed if other.time is not None), default=None)
+        if first is not None and one.of.ended is not None and one.of.ended > first:
+            return Words(
+                en="it still worked when the others gave up, and ended well later",
+                zh="其他 rank 放弃时它仍在工作，之后正常结束",
+            )
         return Words(en="it had ended well before: it ran fewer steps?", zh="它已提前正常结束：步数更少？")
     if one.of.ended is None or one.of.told is not None:
         return Words(en="it was still running, without an error of its own", zh="它仍在运行，没有自身错误")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from davincirunsdk.diagnosis.blocks import Kind, is_advice, is_error_level
-from davincirunsdk.diagnosis.knowledge import Known, Role, codes_in, fragments_in
+from davincirunsdk.diagnosis.knowledge import SAME_ENDS, Known, Role, codes_in, fragments_in
 from davincirunsdk.diagnosis.lines import mask
 from davincirunsdk.diagnosis.speech import (
     is_about_being_told,
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from davincirunsdk.diagnosis.lines import Line
 
 _SCANNED = 3000
+_TOLD_AFTER = 100
+"""Characters into a line from which its beginning is left out of the headline."""
+_LEAD_IN = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class Finding:
         thread: Raised in a thread: the process lives on.
         aside: A remark that holds beside the known error, or None.
         naming: The line that names other ranks, or "".
+        ends: Addresses of both ends of the link that it is about, its own first, None for none.
     """
 
     kind: Kind
@@ -68,6 +72,7 @@ class Finding:
     thread: bool
     aside: Known | None
     naming: str
+    ends: tuple[str, str] | None
 
     @property
     def code(self) -> str:
@@ -86,11 +91,23 @@ class Finding:
 
 
 _REASON = re.compile(
-    r"(?:\breason|errorStr|error message|errMsg|原因)\s*[:=：]\s*\[?\s*(.{3,400}?)(?:\]|\.\s|\.$|$|[;；。]\s?)",
+    r"(?:\breason|errorStr|error message|errMsg|原因)\s*[:=：]\s*(?!\(For )\[?\s*(.{3,400}?)(?:\]|\[FUNC|\.\s|\.$|$|[;；。]\s?)",
     re.IGNORECASE,
 )
 _OPERATOR = re.compile(
-    r"(?:fault kernel_name|kernel_name|op(?:erator)?[ _]?name|node[ _]name|opname)\s*[:=]?\s*[\[\"']?([\w/.:-]{2,160})",
+    r"(?:fault kernel_name|kernel_name|op(?:erator)?[ _]?name|node[ _]name|opname)(?:\s+is\b)?\s*[:=]?\s*[\[\"']?([\w/.:-]{2,160})",
+    re.IGNORECASE,
+)
+_INNER = re.compile(r"Inner Error\b[^:]{0,60}$", re.IGNORECASE)
+_BOXED = re.compile(r"- [\w ]{0,40}Error Message:(?: \(For .{0,40}\))?\s*$")
+_STEP = re.compile(
+    r"\b(?:SeqNum|SequenceNumber|OpType|last enqueued NCCL work|last completed NCCL work)[=:] ?(\w+)"
+)
+_ADDRESS = r"((?:\d{1,3}\.){3}\d{1,3}|[\da-f]{1,4}(?::[\da-f]{0,4}){2,7})"
+_ENDS = re.compile(
+    rf"local\w{{0,6}}[ _]?ip\w{{0,8}}\W{{1,4}}{_ADDRESS}.{{0,120}}?remote\w{{0,6}}[ _]?ip\w{{0,8}}\W{{1,4}}{_ADDRESS}|"
+    rf"local (?:information|end).{{0,120}}?device ip {_ADDRESS}.{{0,20}}?"
+    rf"(?:peer|remote) (?:information|end).{{0,120}}?device ip {_ADDRESS}",
     re.IGNORECASE,
 )
 _OWN_RANK = re.compile(
@@ -106,8 +123,10 @@ def assess(block: Block, lines: Sequence[Line], rank: int) -> Finding:
         lines: The output that it is a part of.
         rank: Whose output it is.
     """
-    known = best_known(block.texts)
-    chosen = _chosen(block, known[1] if known else "")
+    known, ends = best_known(block.texts), _ends(block.texts)
+    if ends is not None and ends[0][0] == ends[0][1]:
+        known = SAME_ENDS, ends[1]
+    chosen = _chosen(block, known)
     whole = " ".join(text[:_SCANNED].strip() for text in block.said)[: 4 * _SCANNED]
     # That a rank names itself makes no sentence one about others.
     whole = re.sub(rf"\brank\W{{0,3}}{rank}\b", "", whole, flags=re.IGNORECASE)
@@ -121,7 +140,7 @@ def assess(block: Block, lines: Sequence[Line], rank: int) -> Finding:
         quotes=_quotes(block, chosen),
         reason=_reason(block),
         key=mask(chosen),
-        exact=_OWN_RANK.sub("", chosen),
+        exact=_exact(chosen),
         time=next((line.time for line in lines[block.first : block.last + 1] if line.time is not None), None),
         place=block.first,
         carrier=is_carrier(block.said[-1]),
@@ -129,7 +148,23 @@ def assess(block: Block, lines: Sequence[Line], rank: int) -> Finding:
         thread=block.thread,
         aside=_aside(block),
         naming=_naming(block, rank),
+        ends=ends[0] if ends is not None else None,
     )
+
+
+def _ends(texts: Sequence[str]) -> tuple[tuple[str, str], str] | None:
+    """Local and remote address of a link, and the line that gives them."""
+    for text in texts[-200:]:
+        if (found := _ENDS.search(text[:_SCANNED])) is not None:
+            local, remote = (one for one in found.groups() if one is not None)
+            return (local, remote), text
+    return None
+
+
+def _exact(headline: str) -> str:
+    """The headline without the rank's own number; of a collective operation, which one it was."""
+    step = _STEP.findall(headline)
+    return " ".join(step) if step else _OWN_RANK.sub("", headline)
 
 
 def _aside(block: Block) -> Known | None:
@@ -144,17 +179,38 @@ def _naming(block: Block, rank: int) -> str:
     return ""
 
 
-def _chosen(block: Block, known_line: str) -> str:
+def _chosen(block: Block, found: tuple[Known, str] | None) -> str:
     """The line that says it: the last exception, unless only another one of the chain explains."""
+    known_line = found[1] if found is not None else ""
+    if block.kind is Kind.TRACEBACK and known_line in block.said[:-1]:
+        return known_line.strip()
+    if block.kind in (Kind.TRACEBACK, Kind.EXCEPTION, Kind.ABORT):
+        hands_on = block.kind is Kind.ABORT or is_carrier(block.said[-1])
+        # An unknown code has nothing but its own line to say what it means.
+        tells = found is not None and (not found[0].vague or not found[0].source)
+        if found is not None and tells and hands_on and known_line.strip() not in block.said:
+            # What a layer below reported stands in the exception's text.
+            return _around(known_line.strip(), found[0])
     if block.kind is Kind.TRACEBACK and len(block.said) > 1:
-        if known_line in block.said:
-            return known_line.strip()
         if is_about_waiting(block.said[0]) or _is_bare(block.said[-1]):
             return block.said[0].strip()
     if block.kind is Kind.LOG and known_line:
         # A log line with what belongs to it: the telling one may stand below the first.
-        return known_line.strip()
+        assert found is not None
+        return _around(known_line.strip(), found[0]) if found[0].code else known_line.strip()
+    if block.kind is Kind.CODE and _INNER.search(block.said[0]):
+        return next(
+            (text.strip() for text in (known_line, *block.texts[1:]) if len(text) > 60), block.said[0]
+        )
     return (block.said[-1] if block.kind is Kind.TRACEBACK else block.said[0]).strip()
+
+
+def _around(text: str, known: Known) -> str:
+    """The part of a long line that tells: its start may only repeat names."""
+    lowered = text.lower()
+    fragments = known.fragments or ((known.code.lower(),),)
+    at = next((lowered.find(parts[0]) for parts in fragments if all(part in lowered for part in parts)), 0)
+    return text if at < _TOLD_AFTER else "... " + text[at - _LEAD_IN :]
 
 
 def _is_bare(text: str) -> bool:
@@ -209,6 +265,9 @@ def best_known(texts: Sequence[str], *, warnings: bool = False) -> tuple[Known, 
 def _weight(known: Known) -> int:
     if known.overrides:
         return 0
+    if known.vague and known.component == "torch_npu":
+        # It says which library was called, a code beside it what that said.
+        return 7
     if known.role is Role.PRIMARY:
         return 5 if known.mild else 2 if known.broad else 1
     if known.names:
@@ -226,7 +285,8 @@ def _role(block: Block, known: Known | None, said: str) -> tuple[Role, bool]:
         if known.role is Role.PRIMARY:
             return Role.PRIMARY, True
         if (known.vague and known.role is not Role.SECONDARY) or known.code == "EH9999":
-            waits = about_others or is_about_waiting(" ".join(text[:300] for text in block.texts[:40]))
+            whole = (*block.texts[:40], *block.texts[40:][-40:])
+            waits = about_others or is_about_waiting(" ".join(text[:300] for text in whole))
             if not waits and "sync" in said.lower() and "stream" in said.lower():
                 waits = True
             if waits:
@@ -244,8 +304,11 @@ def _role(block: Block, known: Known | None, said: str) -> tuple[Role, bool]:
 
 
 def _reason(block: Block) -> str:
-    told = [text[:_SCANNED] for text in block.texts[:120] if not is_advice(text)]
+    told = [text[:_SCANNED] for text in (*block.texts[:120], *block.texts[120:][-60:]) if not is_advice(text)]
     reason = next((found[1].strip(" .") for text in told if (found := _REASON.search(text))), "")
-    operator = next((found[1] for text in told if (found := _OPERATOR.search(text))), "")
+    operator = next((found[1].rstrip(".") for text in told if (found := _OPERATOR.search(text))), "")
+    if not reason:
+        boxed = (index + 2 for index, text in enumerate(block.texts[:-2]) if _BOXED.match(text.lstrip()))
+        reason = next((block.texts[index].strip() for index in boxed), "")
     parts = [reason, f"operator {operator}" if operator and operator not in reason else ""]
     return "; ".join(part for part in parts if part)

@@ -174,6 +174,11 @@ _OTHERS = _w(
     "look at the ranks without this error, or with an earlier one",
     "查看没有此错误的 rank，或更早报错的 rank",
 )
+_OTHERS_OR_SLOW = _w(
+    "look at the ranks without this error, or with an earlier one; if one only was slow (saving, evaluating, preparing "
+    "data), raise the time-out (HCCL_EXEC_TIMEOUT, the process group's timeout)",
+    "查看没有此错误或更早报错的 rank；若只是有 rank 较慢（保存、评测、准备数据），增大超时（HCCL_EXEC_TIMEOUT、进程组 timeout）",
+)
 _NETWORK = _w(
     "read the other end's log first, then check the link: hccn_tool -i N -link -g, -optical -g",
     "先看对端日志，再检查链路：hccn_tool -i N -link -g、-optical -g",
@@ -213,6 +218,17 @@ _WAIT_CAUSE = _w(
     "another rank died, hangs, is slow, or ran a different number of steps",
     "其他 rank 退出、卡住、过慢，或步数不一致",
 )
+_WAITED = _w(
+    "look at the ranks without this error, or with an earlier one, and for `error cqe` in plog; raise "
+    "HCCL_EXEC_TIMEOUT only if a rank really is that slow",
+    "查看没有此错误或更早报错的 rank，并在 plog 中查找 error cqe；确实有 rank 很慢时才增大 HCCL_EXEC_TIMEOUT",
+)
+_SLOW_START = _w(
+    "look at what rank 0, or the rank that is named, did meanwhile; prepare data and models before the processes "
+    "meet, or give init_process_group a longer timeout",
+    "查看 rank 0 或被指出的 rank 当时在做什么；在进程汇合之前准备好数据与模型，或增大 init_process_group 的 timeout",
+)
+_SAME_END = _w("local and remote end have the same address", "本端与对端地址相同")
 _PEER_GONE = _w("another rank died or never started", "其他 rank 已退出或从未启动")
 
 _HCCL = (
@@ -224,9 +240,7 @@ _HCCL = (
     _code("EI0002", "HCCL", S,
           _w("a wait for another rank timed out inside a collective operation", "集合通信算子中等待其他 rank 超时"),
           _WAIT_CAUSE,
-          _w("look at the ranks without this error, or with an earlier one, and for `error cqe` in plog; raise "
-             "HCCL_EXEC_TIMEOUT only if a rank really is that slow",
-             "查看没有此错误或更早报错的 rank，并在 plog 中查找 error cqe；确实有 rank 很慢时才增大 HCCL_EXEC_TIMEOUT")),
+          _WAITED),
     _code("EI0003", "HCCL", P,
           _w("a collective operation got a bad argument, or RANK_ID is not a decimal number",
              "集合通信参数非法，或 RANK_ID 不是十进制数"),
@@ -310,7 +324,7 @@ _CANN = (
           _w("check ASCEND_RT_VISIBLE_DEVICES, DEVICE_ID and the devices of the container",
              "检查 ASCEND_RT_VISIBLE_DEVICES、DEVICE_ID 与容器中的设备"), "faultdiag"),
     _code("EE1002", "runtime", S, _w("waiting for a stream timed out", "流同步超时"),
-          _w("another rank is slow or gone, or an operator hangs", "其他 rank 过慢或退出，或算子卡住"), _OTHERS, "faultdiag"),
+          _w("another rank is slow or gone, or an operator hangs", "其他 rank 过慢或退出，或算子卡住"), _OTHERS_OR_SLOW, "faultdiag"),
     _code("EE9999", "runtime", U, _w("an internal error of the CANN runtime", "CANN runtime 内部错误"), _NOTHING, _ABOVE,
           "faultdiag", vague=True),
     _code("EH9999", "AscendCL", S, _w("AscendCL failed, often while waiting for a stream", "AscendCL 失败，常见于流同步"),
@@ -323,6 +337,13 @@ _CANN = (
     _code("E30008", "AI CPU", P, _w("an AI CPU operator timed out, typically GetNext", "AI CPU 算子超时，通常是 GetNext"),
           _w("data comes too slowly or not at all", "数据加载过慢或中断"), _DATA, "faultdiag"),
     _code("E39999", "AI CPU", P, _w("an AI CPU operator failed", "AI CPU 算子执行失败"), _NOTHING, _OPERATOR, "faultdiag", broad=True),
+    _code("EZ1001", "operators", P, _w("an operator got an argument that it does not take", "算子的参数不被支持"), _NOTHING,
+          _w("correct the shape, type or format that the message names", "按提示修正形状、类型或格式"), "cann", broad=True),
+    _code("EC0010", "compiler", P, _w("CANN's compiler cannot import a Python module", "CANN 编译器无法导入 Python 模块"),
+          _w("CANN's Python packages are not on this process's path, or do not fit its Python",
+             "该进程找不到 CANN 的 Python 包，或其与 Python 版本不符"),
+          _w("source CANN's set_env.sh in the shell that starts the job; pip install the packages that CANN lists for its "
+             "compiler", "在启动作业的 shell 中 source CANN 的 set_env.sh；用 pip 安装 CANN 编译器所需的 Python 包"), "cann"),
     _code("E19999", "graph engine", U, _w("an internal error of the graph engine", "图引擎内部错误"), _NOTHING, _ABOVE,
           "faultdiag", vague=True),
 )  # fmt: skip
@@ -384,16 +405,20 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("HCCL", P, _w("HCCL does not find this host's address on a network interface", "HCCL 在网卡上找不到本机地址"), _NOTHING,
           _w("set HCCL_IF_IP or HCCL_SOCKET_IFNAME to one that exists", "将 HCCL_IF_IP 或 HCCL_SOCKET_IFNAME 设为存在的值"),
           "faultdiag", "is not found in the nic list", "get host ip fail by socket ifname"),
-    _text("HCCL", P, _w("local and remote end have the same address", "本端与对端地址相同"),
-          _w("two hosts or containers report one address", "两个主机或容器报告了同一地址"),
-          _w("give each its own address (HCCL_IF_IP), check the rank table", "为每个主机设置各自的地址（HCCL_IF_IP），检查 rank table"),
+    _text("HCCL", P, _SAME_END,
+          _w("two hosts or containers report one address, or two ranks use one NPU",
+             "两个主机或容器报告了同一地址，或两个 rank 使用同一个 NPU"),
+          _w("check that every rank has an NPU of its own (set_device, ASCEND_RT_VISIBLE_DEVICES) and every host an address "
+             "of its own (HCCL_IF_IP, rank table)",
+             "检查每个 rank 使用各自的 NPU（set_device、ASCEND_RT_VISIBLE_DEVICES），每个主机有各自的地址（HCCL_IF_IP、rank table）"),
           "hccl", ("local ip", "remote ip", "same"), ("local and remote", "address", "same"),
           ("localip", "remoteip", "equal")),
     _text("host", P, _w("a port cannot be used: another process holds it", "端口被占用"),
           _w("a leftover process, or another job on this host", "残留进程或本机的其他作业"), _PORT, "faultdiag",
           "address already in use", "the ip address and port have been bound already", "failed to call bind",
           "failed to call listen", "ra socket listen start fail", "eaddrinuse",
-          ("port", "already in use"), ("port", "is occupied"), ("port", "has been used")),
+          ("port", "already in use"), ("port", "is occupied"), ("port", "has been used"),
+          ("listen on ip[", "specific port[", "fail")),
     _text("MindSpore", P, _w("the scheduler's port number is invalid", "scheduler 端口号非法"), _NOTHING,
           _w("set MS_SCHED_PORT to a free port between 1024 and 65535", "将 MS_SCHED_PORT 设为 1024 到 65535 间的空闲端口"),
           "faultdiag", ("the port number of meta server node", "is invalid")),
@@ -440,10 +465,26 @@ FRAGMENTS: tuple[Known, ...] = (
           "out of memory"),
     _text("driver", P, _w("the device lost its heartbeat", "设备心跳丢失"), _HARDWARE, _DEVICE, "faultdiag",
           "device lost heartbeat", "device lost heartbeart"),
+    _text("CUDA", P, _w("the device's memory has an error that cannot be corrected", "设备内存出现无法纠正的错误"),
+          _w("hardware", "硬件故障"),
+          _w("keep the job off this card, reset or replace it (nvidia-smi -q -d ECC)", "避开该卡，复位或更换（nvidia-smi -q -d ECC）"),
+          "cuda", "uncorrectable ecc error", "uncorrectable nvlink error", "has fallen off the bus"),
+    _text("CUDA", P, _w("a kernel read or wrote outside its memory, or an assertion in it failed", "核函数越界访问或断言失败"),
+          _w("an index out of range, such as a label or token id", "索引越界，例如标签或 token id"),
+          _w("rerun with CUDA_LAUNCH_BLOCKING=1 to find the true place", "用 CUDA_LAUNCH_BLOCKING=1 重跑以定位真实位置"), "cuda",
+          "illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure"),
+    _text("CUDA", P, _w("two ranks use one device", "两个 rank 使用了同一设备"), _NOTHING,
+          _w("set the device from LOCAL_RANK in every rank, and no more ranks than devices",
+             "每个 rank 用 LOCAL_RANK 设置设备，rank 数不超过设备数"), "nccl", "duplicate gpu detected", "invalid device ordinal"),
     _text("driver", P, _w("device memory has an error", "设备内存错误"), _w("hardware", "硬件故障"),
           _w("read the counters with npu-smi info -t ecc -i N; reset or replace the device",
              "用 npu-smi info -t ecc -i N 查看计数；复位或更换设备"), "torch_npu",
-          "hbm multi-bit ecc error", "suspect device mem error", "reason=[device mem error]", "uce error"),
+          "hbm multi-bit ecc error", "hbm multi bit ecc error", "suspect device mem error", "reason=[device mem error]", "uce error"),
+    _text("driver", P, _w("direct access between two NPUs could not be enabled", "两个 NPU 间 P2P 使能失败"),
+          _w("the two are not in one container or partition, or the driver refuses", "两个 NPU 不在同一容器或分区，或驱动拒绝"),
+          _w("copy through host memory or load on the rank's own device (map_location); check npu-smi info -t topo",
+             "经主机内存拷贝，或加载到本 rank 的设备（map_location）；检查 npu-smi info -t topo"), "torch_npu",
+          "haldeviceenablep2p failed", "aclrtdeviceenablepeeraccess", "rtenablep2p"),
     _text("runtime", P, _w("a task on the device was aborted", "设备上的任务被中止"), _NOTHING,
           _w("look for the operator or device error before it", "查看之前的算子或设备错误"), "torch_npu",
           "reason=[device task abort]"),
@@ -455,7 +496,8 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("data", P, _w("data comes too slowly or not at all", "数据加载过慢或中断"),
           _w("slow storage, or a data worker that died", "存储过慢或数据进程退出"), _DATA, "faultdiag",
           ("it takes more than", "seconds to fetch a batch"), ("getnext", "timeout"), ("getnext", "timed out"),
-          ("getnext", "time out"), "aicpu_getnext", "data feeder", ("data queue", "timeout"), ("data queue", "empty")),
+          ("getnext", "time out"), ("getnext", "slow data processing"), ("getnext", "task error"), "aicpu_getnext", "data feeder", ("data queue", "timeout"), ("data queue", "empty"),
+          hedged=True),
     _text("data", P, _w("a process that loads data died", "数据加载进程退出"),
           _w("memory, /dev/shm, or an error in the dataset", "内存、/dev/shm 不足，或数据集代码出错"),
           _w("look for its own message above; try num_workers=0; enlarge /dev/shm and memory",
@@ -465,7 +507,8 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("operators", P, _w("a kernel's binary is not installed for this chip", "未安装该芯片的算子二进制"),
           _w("the kernels package is missing or is for another chip", "缺少 kernels 包或型号不符"),
           _w("install CANN's kernels package for this chip and version", "安装与芯片和版本匹配的 CANN kernels 包"), "host",
-          ("kernel", "binary", "not found"), ("can not find", "kernel"), ("kernel binary", "failed"), ("binary_info_config.json", "not exist"), ("opp_kernel", "not"),
+          ("kernel", "binary", "not found"), ("can not find", "kernel"), ("kernel binary", "failed"), ("binary_info_config.json", "not exist"),
+          ("binary_info_config.json", "does not support"), ("opp_kernel", "not"),
           ("kernel bin", "not found"), ("op binary", "not found")),
     _text("operators", P, _w("an operator failed on the device", "算子在设备上执行失败"), _NOTHING, _OPERATOR, "faultdiag",
           ("aicore kernel execute failed", "fault kernel_name"), "aicore kernel execute failed",
@@ -543,6 +586,21 @@ FRAGMENTS: tuple[Known, ...] = (
           _w("use the configuration that the checkpoint was written with", "使用与检查点一致的配置"), "host",
           "error(s) in loading state_dict", ("size mismatch for", "checkpoint"), mild=True),
 
+    _text("network", P, _w("a download failed: this node does not reach the site", "下载失败：该节点无法访问该站点"), _NOTHING,
+          _w("download model and data beforehand and read them from disk (HF_HUB_OFFLINE=1), or set a mirror or proxy "
+             "(HF_ENDPOINT, https_proxy)",
+             "事先下载模型与数据并从磁盘读取（HF_HUB_OFFLINE=1），或设置镜像或代理（HF_ENDPOINT、https_proxy）"), "huggingface",
+          ("couldn't connect to", "http"), "localentrynotfounderror", ("max retries exceeded with url", "http"), mild=True),
+    _text("torch", P, _w("some parameters of the model got no gradient in this step", "本步中有参数没有梯度"),
+          _w("a branch of the model that only some batches or ranks use", "只有部分数据或 rank 走到的模型分支"),
+          _w("set find_unused_parameters=True, or let every part of the model take part in the loss on every rank",
+             "设置 find_unused_parameters=True，或使模型每一部分在每个 rank 上都参与 loss"), "torch",
+          "expected to have finished reduction in the prior iteration", mild=True),
+    _text("training", P, _w("the loss or a gradient is no number any more", "loss 或梯度出现非数值（NaN/Inf）"), _NOTHING,
+          _w("look at the data of this step, the learning rate and the loss scale; if it is always the same card, check that card",
+             "检查该步的数据、学习率与 loss scale；若总是同一张卡，检查该卡"), "megatron",
+          ("found nan in", "grad"), ("found inf in", "grad"), ("nan", "grad norm"), "loss is nan", "loss: nan", mild=True),
+
     # Kinds that HCCL writes into its own log from CANN 8.5 on.
     _text("HCCL", P, _w("HCCL refused a setting", "HCCL 拒绝了某项配置"), _NOTHING, _CORRECT, "hccl",
           ("[initgroupstage]", "[envconfig]"), ("[initgroupstage]", "[ranktableconfig]"),
@@ -558,6 +616,11 @@ FRAGMENTS: tuple[Known, ...] = (
           ("[initgroupstage]", "[ranktabledetect]"), ("[initchannelstage]", "[timeout]"),
           ("[taskexecstage]", "[timeout]"), ("[taskexecstage]", "[heartbeatabnormal]")),
 
+    _text("NCCL", S, _w("a transfer to another rank failed", "与其他 rank 的传输失败"),
+          _w("that rank ended, or the network between the two failed", "对端 rank 退出，或两者之间的网络故障"),
+          _w("read the other end's log first, then check the network between the two hosts (ibstat, ping, NCCL_DEBUG=INFO)",
+             "先看对端日志，再检查两台主机之间的网络（ibstat、ping、NCCL_DEBUG=INFO）"), "nccl",
+          ("got completion from peer", "with error"), "ncclremoteerror", "remote process exited or there was a network error"),
     _text("HCCL", U, _w("a transfer between NPUs failed", "NPU 间传输失败"), _PEER_OR_NET, _NETWORK, "faultdiag",
           "cqe error status[12]", "[heartbeat]cqe err status", "error cqe", link=True),
     _text("HCCL", S, _w("links to another rank could not be made", "与其他 rank 建链失败"), _PEER_GONE, _OTHERS, "faultdiag",
@@ -565,14 +628,30 @@ FRAGMENTS: tuple[Known, ...] = (
     _text("HCCL", S, _w("not every rank came to the exchange of addresses in time", "并非所有 rank 按时参加地址交换"), _PEER_GONE,
           _OTHERS, "faultdiag", "topo exchange agent get socket timeout", "topo exchange server get socket timeout"),
     _text("HCCL", S, _w("a wait for another rank timed out inside a collective operation", "集合通信中等待其他 rank 超时"),
-          _WAIT_CAUSE, _OTHERS, "faultdiag",
+          _WAIT_CAUSE, _WAITED, "faultdiag",
           ("task run failed", "notify wait"), "notify wait execute failed", "ffts+ run failed",
+          "fftsplus task timeout", ("stuck notify", "timeout")),
+    _text("torch", S, _w("a collective operation took longer than its time-out", "集合通信操作超时"),
+          _WAIT_CAUSE,
+          _w("look at the ranks without this error, or at another operation (OpType, SeqNum); if one only was slow, give "
+             "init_process_group a longer timeout",
+             "查看没有此错误、或处于不同操作（OpType、SeqNum）的 rank；若只是有 rank 较慢，增大 init_process_group 的 timeout"), "torch",
           "watchdog caught collective operation timeout"),
+    _text("torch", S, _w("another rank did not come to make the communication group in time", "有 rank 未按时参加通信域创建"),
+          _w("rank 0, or the one named, was busy, had died or never started", "rank 0 或被指出的 rank 忙、已退出或未启动"),
+          _SLOW_START, "torch", ("is setting up", "communicator and retrieving"), ("store->get(", "timeout")),
+    _text("torch", S, _w("the process that keeps the store of the job was not there", "保存作业 store 的进程不在"),
+          _w("rank 0 keeps it: it had ended, had not started yet, or its address is wrong",
+             "rank 0 负责 store：它已结束、尚未启动，或地址有误"),
+          _w("read rank 0's log; let every rank wait (barrier) before rank 0 leaves; check MASTER_ADDR and MASTER_PORT",
+             "查看 rank 0 的日志；rank 0 退出前让所有 rank 等待（barrier）；检查 MASTER_ADDR 与 MASTER_PORT"), "torch",
+          "tcpstore server has shut down", ("failed to recv, got 0 bytes", "remote server"),
+          ("client socket has", "while trying to connect"), ("client socket has failed to connect",)),
     _text("torch", S, _w("another rank closed its connection", "其他 rank 关闭了连接"),
           _w("it ended before", "它已先退出"), _w("read that rank's log", "查看该 rank 的日志"), "host",
           "connection closed by peer", "connection reset by peer"),
     _text("runtime", S, _w("waiting for the device timed out", "等待设备超时"),
-          _w("an operator or another rank hangs", "算子或其他 rank 卡住"), _OTHERS, "faultdiag",
+          _w("an operator or another rank hangs", "算子或其他 rank 卡住"), _OTHERS_OR_SLOW, "faultdiag",
           "sync stream timeout", "stream sync timeout", "event wait timeout", "device synchronize failed",
           "error code is 107020"),
     _text("HCCL", S, _w("the communication group could not be made", "通信域创建失败"), _PEER_GONE, _OTHERS, "faultdiag",
@@ -590,6 +669,9 @@ FRAGMENTS: tuple[Known, ...] = (
           aside=True),
 )  # fmt: skip
 """Most specific first: of two rows that fit one line equally well, the earlier is taken."""
+
+SAME_ENDS = next(known for known in FRAGMENTS if known.meaning is _SAME_END)
+"""For a line that shows it by its addresses instead of saying so."""
 
 CODES: dict[str, Known] = {known.code: known for known in (*_HCCL, *_CANN, *_TORCH)}
 

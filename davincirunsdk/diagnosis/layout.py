@@ -88,7 +88,14 @@ def wrap(text: str, columns: int, rows: int | None = None) -> list[str]:
             lines.append("")
         lines[-1] += token
     kept = [line.rstrip() for line in lines if line.strip()] or [""]
-    return kept if rows is None else kept[:rows]
+    if rows is None or len(kept) <= rows:
+        return kept
+    # Rows that break at words hold less than their width.
+    return (
+        wrap(shorten(text, width(text) - columns // 3), columns, rows)
+        if width(text) > columns
+        else kept[:rows]
+    )
 
 
 def label(key: str) -> str:

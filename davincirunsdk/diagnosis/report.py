@@ -191,6 +191,8 @@ class _Writer:
                 if one.of.pid
                 else self.said("exit status unknown", "退出状态未知")
             )
+        if _stopped_after_error(one):
+            return self.said("stopped by us after its error", "报错后被我们停止")
         return name_exit(one.of.exit_code, self.lang)
 
     def _place(self, one: Account) -> str:
@@ -260,7 +262,7 @@ class _Writer:
         ended = of.start_error or explain_exit(of.exit_code, self.lang)
         if not of.start_error and (of.ended is None or _is_unknown(one)):
             ended = self._end(one)
-        elif of.told is not None and of.exit_code in _OBEYED and one.by_signal is None:
+        elif _stopped_after_error(one):
             ended = self.said("stopped by us after it had written its error", "在写出错误之后被我们停止")
         rows = self.field("ended", ended, 3)
         if (note := self._exit_note(one)) is not None:
@@ -290,7 +292,7 @@ class _Writer:
         if (
             others
             and all(other.of.state is WorkerState.SUCCEEDED for other in others)
-            and one.finding is None
+            and (one.finding is None or (one.finding.kind is Kind.ABORT and one.finding.known is None))
         ):
             return self.said(
                 "its peers ended well and it wrote no error: it crashed while leaving, its results are complete",
@@ -559,6 +561,11 @@ class _Writer:
 def _is_unknown(one: Account) -> bool:
     """Whether nobody saw how it ended: its log is all that is left."""
     return one.of.state is WorkerState.RUNNING and one.of.ended is not None
+
+
+def _stopped_after_error(one: Account) -> bool:
+    """Whether its exit tells only that it obeyed our stop signal."""
+    return one.of.told is not None and one.of.exit_code in _OBEYED and one.by_signal is None
 
 
 def _ended_badly(one: Account) -> bool:

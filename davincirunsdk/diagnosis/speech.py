@@ -16,7 +16,7 @@ _WAIT = re.compile(
     r"start|appear|answer|call|show|enter|regist|writ|receiv|creat|check)\w*|"
     r"\bnot (?:all|every)\b|too few|only \d+ (?:of|/)|\d+/\d+ \w+ (?:joined|arrived|ready)|missing rank|gave up|expired|"
     r"\bno (?:response|answer|reply|heartbeat|notify|record)|"
-    r"failed to (?:pass|join|reach|connect|rendezvous|receive)|超时|等待|未(?:到达|响应|加入|连接)",
+    r"failed to (?:pass|join|reach|connect|rendezvous|receive|recv)|超时|等待|未(?:到达|响应|加入|连接)",
     _I,
 )
 _PEER = re.compile(
@@ -33,9 +33,10 @@ _TOGETHER = re.compile(
     _I,
 )
 _GONE = re.compile(
-    r"closed by|reset by|connection[ -]?(?:was |is |has been )?(?:closed|reset|refused|aborted|lost|broken)|broken ?pipe|"
+    r"closed by|reset by|connection[ -]?(?:was |is |has been )?(?:\w+ly )?(?:closed|reset|refused|aborted|lost|broken)|broken ?pipe|"
     r"lost (?:contact|connection|heartbeat)|(?:heartbeat|contact|connection) (?:was |is )?lost|disconnect|unreachable|"
     r"(?:has|have|was|were|been|had|is|are|it|may|might)(?: \w+)? (?:died|dead|lost|exited|terminated|gone|aborted|killed|crashed|failed|exit)\b|"
+    r"\b(?:process|rank|peer|worker|node|server|end)(?: \d+)?(?: has)? (?:died|exited|exiting|crashed|terminated|shut ?down)\b|"
     r"\b(?:died|crashed|exited|terminated|aborted|vanished|left) (?:unexpectedly|before|early|already|with)|"
     r"no longer|not alive|eof\b|end of file|hung up|abort(?:ed|ing)\b|退出|断开|丢失|关闭",
     _I,
@@ -54,7 +55,7 @@ _LOCAL = re.compile(
 )
 _TOLD = re.compile(
     r"KeyboardInterrupt|SystemExit|SIGTERM|SIGINT|SIGHUP|SignalException|got signal|received signal|"
-    r"received (?:a )?(?:stop|termination|shutdown)|signal 15|\bsignal: Terminated|Terminated\b|preempt|being stopped|"
+    r"received (?:a )?(?:stop|termination|shutdown)|signal 15|\bsignal: Terminated|(?-i:\bTerminated\b)|preempt|being stopped|"
     r"终止信号|抢占",
     re.IGNORECASE,
 )

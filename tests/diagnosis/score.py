@@ -51,11 +51,9 @@ def main() -> None:
     print("wrong by kind: " + (", ".join(f"{kind} {count}" for kind, count in kinds.most_common()) or "none"))
     if chosen.write_open:
         of_others = [
-            line
-            for line in (CORPUS / "open.txt").read_text().splitlines()
-            if line.split()[0] not in MODES or "sometimes" in line
+            line for line in (CORPUS / "open.txt").read_text().splitlines() if line.split()[0] not in MODES
         ]
-        (CORPUS / "open.txt").write_text("".join(f"{line}\n" for line in still_open + of_others))
+        (CORPUS / "open.txt").write_text("".join(f"{line}\n" for line in of_others + still_open))
 
 
 if __name__ == "__main__":

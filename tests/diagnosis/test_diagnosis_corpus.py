@@ -30,17 +30,13 @@ IN_WORDS_ALONE = (
     "chinese-exception",
 )
 """Cases whose lines tell enough without exit codes and times."""
-OPEN = {
-    " ".join(line.split()[:2]): "sometimes" not in line
-    for line in (CORPUS / "open.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-}
-"""Mode and name of what is not right yet; the strict mark below makes each go from the list when it is."""
+OPEN = {line for line in (CORPUS / "open.txt").read_text().splitlines() if line and not line.startswith("#")}
+"""Way and name of what is not right yet; the strict mark below makes each go from the list when it is."""
 
 
 def _marked(way: str, name: str, *values: object) -> object:
-    strict = OPEN.get(f"{way} {name}")
-    marks = [] if strict is None else [pytest.mark.xfail(strict=strict, reason="in corpus/open.txt")]
+    is_open = f"{way} {name}" in OPEN
+    marks = [pytest.mark.xfail(strict=True, reason="in corpus/open.txt")] if is_open else []
     return pytest.param(*values, id=f"{way}-{name}", marks=marks)
 
 
@@ -50,7 +46,7 @@ def test_the_corpus_is_sound() -> None:
     assert len(names) == len(set(names)) >= 80
     assert not {case.name: faults for case in CASES if (faults := faults_of_case(case))}
     known = {f"{mode} {case.name}" for case in CASES for mode in case.modes}
-    assert known | {f"{launcher} {name}" for launcher in LAUNCHERS for name in IN_WORDS_ALONE} >= OPEN.keys()
+    assert known | {f"{launcher} {name}" for launcher in LAUNCHERS for name in IN_WORDS_ALONE} >= OPEN
 
 
 @pytest.mark.parametrize(
