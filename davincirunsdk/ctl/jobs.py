@@ -7,6 +7,7 @@ environment.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from dataclasses import dataclass
@@ -107,6 +108,23 @@ def find_job(name: str | None) -> HostJob:
         listed = ", ".join(f"{job.mark} (launcher {job.launcher}, {job.job_id})" for job in fitting)
         raise SeveralJobsError(f"several jobs fit: {listed}; give the short mark of one")
     return fitting[0]
+
+
+def newest_events(name: str) -> Path | None:
+    """Find the events file of a job that may be over: nobody holds it open then.
+
+    Args:
+        name: Log folder of the job, or its id where the folder is `./log`, as it is by default.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        found = list(folder.glob(f"*{_EVENTS}"))
+    elif os.sep in name:
+        return None
+    else:
+        known = glob.escape(name)
+        found = [path for form in (known, f"{known}-node-*") for path in Path("log").glob(f"{form}{_EVENTS}")]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def dead_processes(proc: Proc | None = None) -> list[MarkedProcess]:

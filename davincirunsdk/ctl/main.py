@@ -21,6 +21,7 @@ from davincirunsdk.ctl.jobs import (
     SeveralJobsError,
     dead_processes,
     find_job,
+    newest_events,
     running_jobs,
 )
 from davincirunsdk.findings import Level
@@ -213,9 +214,10 @@ def send_signal(job: str, name: str) -> None:
 def wait(job: str | None) -> None:
     """Wait for JOB's end and report it.
 
-    Prints the job's report, and ends with the job's exit code.
+    Prints the job's report, and ends with the job's exit code. Of a job that is over, JOB is its log folder,
+    or its id where that is ./log.
     """
-    found = _find(job)
+    found = _find_or_end(job)
     click.echo(f"davincirunctl: waiting for job {_plain(found.job_id)} ({found.mark})", err=True)
     _end(tailing.wait(found))
 
@@ -236,7 +238,7 @@ def attach(job: str | None, lines: int) -> None:
 
     Then ends as `wait` does. Ctrl-C leaves the job running.
     """
-    found = _find(job)
+    found = _find_or_end(job)
     ranks = list(found.record.logs)
     try:
         tailing.show_tail(found, ranks, lines)
@@ -455,6 +457,19 @@ def _find(name: str | None) -> HostJob:
         _fail(str(error), _NO_JOB)
     except SeveralJobsError as error:
         _fail(str(error), _SEVERAL)
+
+
+def _find_or_end(name: str | None) -> HostJob:
+    """Find a running job, or end as one did that is over: it may have been shorter than the way to here."""
+    path = newest_events(name) if name is not None else None
+    running = running_jobs()
+    if path is None or any(name in (job.job_id, job.mark) for job in running):
+        return _find(name)
+    for job in running:
+        if job.events.samefile(path):
+            return job
+    click.echo(f"davincirunctl: job {_plain(name or '')} is over: {_plain(str(path))}", err=True)
+    _end(tailing.last_event(path))
 
 
 def _end(last: Mapping[str, object] | None) -> NoReturn:

@@ -94,6 +94,15 @@ def wait(job: HostJob) -> Mapping[str, object] | None:
     return end
 
 
+def last_event(path: Path) -> Mapping[str, object] | None:
+    """Read the last event of a job that is over, None when its launcher was lost."""
+    events = _Growing(path, from_begin=True)
+    try:
+        return next((event for line in events.lines() if (event := _finished(line)) is not None), None)
+    finally:
+        events.close()
+
+
 def _until_end(job: HostJob) -> Iterator[Mapping[str, object] | None]:
     """Yield at every look; the last time with the job's last event, or None when its launcher is lost."""
     proc = Proc()

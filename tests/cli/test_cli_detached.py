@@ -107,6 +107,34 @@ def test_wait_and_stop() -> None:
     assert ctl("list").stdout.count("away") == 0
 
 
+@pytest.mark.parametrize("verb", ["wait", "attach"])
+def test_a_job_that_is_over_by_then(verb: str, job_folder: Path) -> None:
+    """`wait` and `attach` that come late end with its code and report; a stranger's name is still no job."""
+    (job_folder / "end").touch()
+    launcher, _ = detached()
+    wait_until(lambda: not is_alive(launcher))
+    for name in ("away", "log", str(job_folder / "log")):
+        late = ctl(verb, name)
+        assert late.returncode == 3, late.stderr
+        assert "is over" in late.stderr
+        assert "rank 1 is the root cause" in late.stderr
+    nobody = ctl(verb, "awa")
+    assert nobody.returncode == 1
+    assert "no job 'awa' runs on this host" in nobody.stderr
+
+
+def test_a_running_job_by_its_log_folder(job_folder: Path) -> None:
+    """The folder that `--detach` prints stands for the job while it runs, too."""
+    launcher, _ = detached()
+    with subprocess.Popen([*CTL, "wait", "log"], stderr=subprocess.PIPE, text=True) as wait:
+        assert wait.stderr is not None
+        assert "waiting for job away" in wait.stderr.readline()
+        (job_folder / "end").touch()
+        wait.communicate(timeout=50)
+    assert wait.returncode == 3
+    wait_until(lambda: not is_alive(launcher))
+
+
 def test_its_output_may_be_captured(job_folder: Path) -> None:
     """Whoever reads standard output and error to their ends has them when the command returns."""
     words = [*COMMAND, PY, "-c", WORKER]
