@@ -135,6 +135,7 @@ def test_the_terminal_is_as_before(job_folder: Path) -> None:
         except OSError:
             break
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1, shown
+    assert b"a debugger was left" in shown, "the rank had its terminal: this is no want of one"
     os.close(master)
     assert (job_folder / "before").read_text() == (job_folder / "after").read_text()
 
