@@ -297,7 +297,7 @@ def end(job: JobBody, *, interrupted: bool = False) -> None:
     Raises:
         KeyboardInterrupt: Ctrl-C came meanwhile.
     """
-    if job._owner is None or job._is_over:
+    if job._home.loop is None or job._is_over:
         return
     latest: BaseException | None = None
     now = False
@@ -314,8 +314,8 @@ def end(job: JobBody, *, interrupted: bool = False) -> None:
 
 
 def _loop_of(job: JobBody) -> asyncio.AbstractEventLoop:
-    assert job._owner is not None
-    return job._owner
+    assert job._home.loop is not None
+    return job._home.loop
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from davincirunsdk.environment.compiler_cache import (
     set_random_ms_cache_dir,
 )
 from davincirunsdk.errors import DistributedRuntimeError
-from davincirunsdk.job import start_line
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.options import JobOptions, NodeKeywords, spelled_out
+from davincirunsdk.output.start_line import start_line
 from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def wait_distributed_train(
     """
     if not isinstance(fmk_manager, FMKManager):
         raise TypeError(f"fmk_manager is {fmk_manager!r}: expected what start_distributed_train() returned")
-    if fmk_manager._owner_of("wait_distributed_train") is running_loop():
+    if fmk_manager._home.loop_of("wait_distributed_train") is running_loop():
         raise RuntimeError(
             "this FMKManager runs in the event loop of the calling thread, which waiting would block: "
             "use `await manager.wait()` or `await davincirunsdk.aio.wait_distributed_train(manager)`"

@@ -1,19 +1,61 @@
-"""What is written when a job is over: the report as data, and the run report as a page. Blocking."""
+"""What is written when a job is over: the report as data, and the run report as a page."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from davincirunsdk.concurrency import in_thread_or_here
 from davincirunsdk.phrases import count
 from davincirunsdk.types import JobState, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from davincirunsdk.concurrency import Patience
+    from davincirunsdk.options import JobOptions
     from davincirunsdk.types import RunResult
+
+
+logger: logging.Logger = logging.getLogger("davincirunsdk")
+
+
+async def write_all(
+    waits: Patience,
+    options: JobOptions,
+    result: RunResult,
+    *,
+    events: Path | None,
+    place: Callable[[Path], Path | None],
+) -> None:
+    """Write what was asked for when all is known, and run the user's command; neither changes the end.
+
+    Args:
+        waits: Of the job.
+        options: What was asked for.
+        result: How the job ended.
+        events: The events file, None without one.
+        place: Where this process writes a document of the whole job, None where another one writes it.
+    """
+    for wanted, write, source in (
+        (options.report, write_report, result),
+        (options.html, write_page, events),
+    ):
+        path = None if wanted is None or source is None else place(wanted)
+        if path is None:
+            continue
+        try:
+            await waits.wait(in_thread_or_here(write, path, source))
+        except (OSError, ValueError) as error:
+            logger.warning("%s cannot be written: %s", path, error)
+    if options.on_end is not None and place(options.default_log_dir) is not None:
+        if why := await waits.wait(in_thread_or_here(run_at_end, options.on_end, result)):
+            logger.warning("the command of on_end failed: %s", why)
 
 
 def report_data(result: RunResult) -> dict[str, object]:

@@ -14,48 +14,44 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from davincirunsdk import __version__
 from davincirunsdk.channels import Channels
 from davincirunsdk.concurrency import (
     Patience,
-    call_in_loop,
     in_thread,
-    in_thread_or_here,
     resolve,
     running_loop,
     shield,
 )
-from davincirunsdk.ending import Ending, at_once
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, JobTimeoutError, WorkerSpawnError
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
-from davincirunsdk.phrases import count, ranks
-from davincirunsdk.supervision.cause import InternalError, TimeLimit
+from davincirunsdk.own_loop import OwnLoop
+from davincirunsdk.phrases import count
+from davincirunsdk.supervision.cause import InternalError
+from davincirunsdk.supervision.time_limit import set_limits
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR, must_raise
 from davincirunsdk.types import Event, JobState, RunResult, Verdict, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
 
     from davincirunsdk.cluster import Fact
+    from davincirunsdk.ending import Ending
+    from davincirunsdk.metrics import MetricsFile
     from davincirunsdk.options import JobOptions
     from davincirunsdk.output import Snapshot
+    from davincirunsdk.supervision.cause import TimeLimit
     from davincirunsdk.types import FailureReport, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _ALIVE = frozenset({WorkerState.RUNNING, WorkerState.STOPPING})
-
-_MOST_HOSTS = 8
-_MOST_PATTERNS = 4
-"""Places of log files that the line at the start names."""
-
-T = TypeVar("T")
 
 
 class Job(Protocol):
@@ -124,7 +120,6 @@ class JobBody(ABC):
 
     _started: asyncio.Future[None]
     _decided: asyncio.Future[None]
-    _over: asyncio.Future[None]
 
     def _set_up(
         self,
@@ -135,8 +130,7 @@ class JobBody(ABC):
         self._options = options
         self._notify = notify or log_notice
         self._channels = Channels(on_event)
-        self._owner: asyncio.AbstractEventLoop | None = None
-        self._process = os.getpid()
+        self._home = OwnLoop(type(self).__name__)
         self._began = time.time()
         self._preparing: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -248,12 +242,8 @@ class JobBody(ABC):
             PlatformError: Nodes, devices, a folder or the port cannot be had.
             WorkerSpawnError: The command or a worker cannot be started; nothing of it is left.
         """
-        if self._owner is not None:
-            raise RuntimeError(
-                f"this {type(self).__name__} was entered before; make a new one for another run"
-            )
-        loop = self._owner = _asyncio_loop()
-        self._started, self._decided, self._over = (loop.create_future() for _ in range(3))
+        loop = self._home.enter()
+        self._started, self._decided = loop.create_future(), loop.create_future()
         self._channels.bind(loop)
         waits = Patience(self._request_stop)
         try:
@@ -318,7 +308,7 @@ class JobBody(ABC):
             RuntimeError: The job was never started, or belongs to the process that this one was forked
                 from.
         """
-        return self._in_own_loop("wait", self._wait_here)
+        return self._home.call("wait", self._wait_here)
 
     def stop(self, *, now: bool = False) -> Ending[None]:
         """Stop the job: SIGTERM to all workers, SIGKILL when the grace period is over.
@@ -335,17 +325,13 @@ class JobBody(ABC):
             RuntimeError: The job was never started, or belongs to the process that this one was forked
                 from.
         """
-        owner = self._owner_of("stop")
-        if not self._over.done() and running_loop() is not owner:
-            # At once, whether the result is awaited or not.
-            call_in_loop(owner, partial(self._request_stop, now=now))
-        elif not self._over.done():
-            self._request_stop(now=now)
-        return self._in_own_loop("stop", self._until_over)
+        # At once, whether the result is awaited or not.
+        self._home.call_now("stop", partial(self._request_stop, now=now))
+        return self._home.call("stop", self._home.until_over)
 
     def destroy(self) -> Ending[None]:
         """End whatever is left of the job, survivors of a failure too; see `stop`."""
-        self._owner_of("destroy")
+        self._home.loop_of("destroy")
         return self.stop()
 
     @property
@@ -401,7 +387,7 @@ class JobBody(ABC):
     @property
     def _is_over(self) -> bool:
         """True when nothing of the job is left, or none of it was ever started in this process."""
-        return self._owner is not None and self._over.done()
+        return self._home.is_over
 
     def _outcome(self) -> RunResult:
         """Tell how the job ended, once that is decided; returns and raises as `wait` does."""
@@ -414,7 +400,7 @@ class JobBody(ABC):
     async def _end_here(self, now: bool = False) -> None:
         """Stop the job and wait until nothing is left, in the job's own loop."""
         self._request_stop(now=now)
-        await self._until_over()
+        await self._home.until_over()
 
     def note_signal(self, number: signal.Signals) -> None:
         """Learn which signal is the reason of the stop that comes next; called by the command."""
@@ -428,6 +414,10 @@ class JobBody(ABC):
                 self._preparing.cancel()
         elif not self._task.done():
             self._begin_stop(now=now, reason=self._stop_reason or reason)
+
+    def _say(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._channels.emit(Event(kind="warning", time=time.time(), detail=text))
 
     def _tell_started(self) -> None:
         resolve(self._started, None)
@@ -458,8 +448,8 @@ class JobBody(ABC):
     # How a job lives.
 
     async def _prepare_with(self, waits: Patience) -> None:
-        assert self._owner is not None
-        self._preparing = preparing = self._owner.create_task(self._prepare(), name="davincirun-prepare")
+        loop = asyncio.get_running_loop()
+        self._preparing = preparing = loop.create_task(self._prepare(), name="davincirun-prepare")
         try:
             await asyncio.wait({preparing})
         except asyncio.CancelledError as cancellation:
@@ -476,9 +466,7 @@ class JobBody(ABC):
         """Run, judge, and end what leaves the job, in this order, whatever each of them raises."""
         waits = Patience(self._request_stop)
         cancellation: asyncio.CancelledError | None = None
-        metrics = None
-        if self._options.metrics is not None:
-            metrics = asyncio.ensure_future(self._keep_metrics())
+        metrics = self._begin_metrics()
         limits = self._set_limits()
         for step in (
             self._run,
@@ -500,31 +488,26 @@ class JobBody(ABC):
                 limit.cancel()
         self._channels.end_readers()
         if metrics is not None:
-            metrics.cancel()
-            await waits.until_any(metrics)
-            await waits.wait(asyncio.ensure_future(self._write_metrics()))
+            await metrics.end(waits)
         if cancellation is not None:
             raise cancellation
         waits.settle()
 
     def _set_limits(self) -> list[asyncio.TimerHandle]:
-        """Have the job warned and stopped when its time is over."""
-        options, loop = self._options, asyncio.get_running_loop()
+        options = self._options
         if options.timeout is None:
             return []
         self._ends_at = time.monotonic() + options.timeout
-        limit = TimeLimit(seconds=options.timeout)
-        timers = [loop.call_later(options.timeout, self._reach_time_limit, limit)]
-        if options.warn_signal is not None:
-            before = min(60.0, options.timeout / 2) if options.warn_before is None else options.warn_before
-            number = signal.Signals[options.warn_signal]
-            timers.append(loop.call_later(options.timeout - before, self._warn_workers, number, before))
-        return timers
+        return set_limits(
+            options.timeout,
+            reach=self._reach_time_limit,
+            warn_signal=options.warn_signal,
+            warn_before=options.warn_before,
+            warn=self._warn_workers,
+        )
 
     def _warn_workers(self, number: signal.Signals, before: float) -> None:
-        text = f"{before:g} s are left until the time limit: {number.name} to the workers"
-        logger.warning("%s", text)
-        self._channels.emit(Event(kind="warning", time=time.time(), detail=text))
+        self._say(f"{before:g} s are left until the time limit: {number.name} to the workers")
         self.signal_workers(number)
 
     async def _conclude(self, waits: Patience) -> None:
@@ -563,46 +546,19 @@ class JobBody(ABC):
         if result is None or not (options.report or options.html or options.on_end):
             return
         # Loaded only here: most jobs ask for none of it.
-        from davincirunsdk.documents import write_page, write_report
+        from davincirunsdk.documents import write_all
 
-        events = self._events_path
-        for wanted, write, source in (
-            (options.report, write_report, result),
-            (options.html, write_page, events),
-        ):
-            path = None if wanted is None or source is None else self._document(wanted)
-            if path is None:
-                continue
-            try:
-                await waits.wait(in_thread_or_here(write, path, source))
-            except (OSError, ValueError) as error:
-                logger.warning("%s cannot be written: %s", path, error)
-        if options.on_end is not None and self._document(options.default_log_dir) is not None:
-            from davincirunsdk.documents import run_at_end
+        await write_all(waits, options, result, events=self._events_path, place=self._document)
 
-            if why := await waits.wait(in_thread_or_here(run_at_end, options.on_end, result)):
-                logger.warning("the command of on_end failed: %s", why)
+    def _begin_metrics(self) -> MetricsFile | None:
+        if self._options.metrics is None:
+            return None
+        from davincirunsdk.metrics import MetricsFile, openmetrics
 
-    async def _keep_metrics(self) -> None:
-        """Write the job's figures every few seconds until cancelled."""
-        from davincirunsdk.metrics import STEP
-
-        while True:
-            await self._write_metrics()
-            await asyncio.sleep(STEP)
-
-    async def _write_metrics(self) -> None:
-        path = self._options.metrics
-        if path is None:
-            return
-        from davincirunsdk.documents import write_whole
-        from davincirunsdk.metrics import openmetrics
-
-        text = openmetrics(self.job_id, self.state, self.workers, self._restart_count)
-        try:
-            await in_thread(write_whole, self._own_document(path), text)
-        except OSError as error:
-            logger.warning("the metrics cannot be written: %s", error)
+        return MetricsFile(
+            self._own_document(self._options.metrics),
+            lambda: openmetrics(self.job_id, self.state, self.workers, self._restart_count),
+        )
 
     @property
     def _restart_count(self) -> int:
@@ -634,7 +590,7 @@ class JobBody(ABC):
             RuntimeError: The job was never started, or its events could not be written.
             OSError: The events file cannot be read.
         """
-        return self._in_own_loop("report_html", self._draw)
+        return self._home.call("report_html", self._draw)
 
     async def _draw(self) -> str:
         events = self._events_path
@@ -671,51 +627,7 @@ class JobBody(ABC):
 
     def _tell_over(self, _: object = None) -> None:
         resolve(self._decided, None)
-        resolve(self._over, None)
-
-    def _owner_of(self, call: str) -> asyncio.AbstractEventLoop:
-        """Find the loop that a call is for.
-
-        Raises:
-            RuntimeError: There is none.
-        """
-        if self._owner is None:
-            raise RuntimeError(
-                f"{call}() on the manager of a job that was never started: start it with `async with "
-                "manager:`, or with start_distributed_train(...) in code without an event loop"
-            )
-        if self._process != os.getpid() and not self._over.done():
-            raise RuntimeError(
-                f"{call}() on a job of process {self._process}, from which this one was forked: only that "
-                "process can do it"
-            )
-        return self._owner
-
-    def _in_own_loop(self, call: str, function: Callable[[], Coroutine[Any, Any, T]]) -> Ending[T]:
-        """Give a coroutine that runs a function in the job's own loop; without a loop here, its result."""
-        owner = self._owner_of(call)
-        loop = running_loop()
-        if loop is None:
-            if self._over.done():
-                # Without a loop: the result itself.
-                return at_once(function())  # type: ignore[arg-type]
-            return self._elsewhere(function(), owner).result()  # type: ignore[no-any-return] # as above
-        if loop is owner or self._over.done():
-            return Ending(function)
-        return Ending(lambda: asyncio.wrap_future(self._elsewhere(function(), owner)))
-
-    def _elsewhere(self, call: Coroutine[Any, Any, T], owner: asyncio.AbstractEventLoop) -> Any:
-        """Run a coroutine in the job's own loop, for a caller outside.
-
-        Raises:
-            RuntimeError: That loop does not run, so that the caller would wait for ever.
-        """
-        if not owner.is_running():
-            call.close()
-            raise RuntimeError(
-                f"the event loop of this {type(self).__name__} does not run: nothing can happen in it"
-            )
-        return asyncio.run_coroutine_threadsafe(call, owner)
+        self._home.end()
 
     async def _wait_here(self) -> RunResult:
         self._awaited = True
@@ -723,53 +635,8 @@ class JobBody(ABC):
             await asyncio.wait({self._decided})
         return self._outcome()
 
-    async def _until_over(self) -> None:
-        if not self._over.done():
-            await asyncio.wait({self._over})
-
-
-def start_line(job: Job) -> str:
-    """Say how many workers of which ranks run, and where their logs are."""
-    workers = job.workers
-    where = "".join(f"; logs: {place}" for place in _log_places(job))
-    return f"{count(len(workers), 'worker')}, {ranks([one.rank for one in workers])}{where}"
-
-
-def _log_places(job: Job) -> list[str]:
-    """Where the log files are: each folder once a host, with the ranks of its files if there are several."""
-    found: dict[Path, list[WorkerStatus]] = {}
-    for worker in job.workers:
-        # Not the job's own name: of two jobs of one name at once the second one's files are numbered.
-        head, mark, _ = worker.log_path.name.partition("-proc-rank-")
-        found.setdefault(worker.log_path.with_name(f"{head}{mark}*.txt"), []).append(worker)
-    if len(job.workers) == 1:
-        return [str(job.workers[0].log_path)]
-    hosts = job.nodes
-    if len(found) == 1:
-        return [f"{pattern} on {_listed(hosts)}" if hosts else str(pattern) for pattern in found]
-    per_node = max(1, len(job.workers) // max(1, len(hosts)))
-    places: dict[tuple[Path, str], list[str]] = {}
-    for pattern, of in list(found.items())[:_MOST_PATTERNS]:
-        there = hosts and _listed(hosts[min(one.rank // per_node, len(hosts) - 1)] for one in of)
-        files = places.setdefault((pattern.parent, f" on {there}" if there else ""), [])
-        files.append(f"{pattern.name} ({ranks([one.rank for one in of])})")
-    return [f"{folder / ', '.join(files)}{on}" for (folder, on), files in places.items()]
-
-
-def _listed(hosts: Iterable[str]) -> str:
-    names = list(dict.fromkeys(hosts))
-    more = f" and {len(names) - _MOST_HOSTS} more" if len(names) > _MOST_HOSTS else ""
-    return f"{', '.join(names[:_MOST_HOSTS])}{more}"
-
 
 def log_notice(text: str) -> None:
     """Log a progress line of the start, such as what is waited for."""
     # A warning: somebody waits for the job, and only those reach a program without logging set up.
     logger.warning("%s", text)
-
-
-def _asyncio_loop() -> asyncio.AbstractEventLoop:
-    loop = running_loop()
-    if loop is None:
-        raise RuntimeError("a job is started in a running asyncio loop, or by start_distributed_train(...)")
-    return loop

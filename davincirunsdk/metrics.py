@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import time
 from typing import TYPE_CHECKING
 
+from davincirunsdk.concurrency import in_thread
+from davincirunsdk.documents import write_whole
 from davincirunsdk.types import JobState, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
+    from davincirunsdk.concurrency import Patience
     from davincirunsdk.types import WorkerStatus
+
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 STEP = 10.0
 """Seconds between two states of the file: scrapers look every 15 s or so."""
+
+
+class MetricsFile:
+    """A job's figures in a file, kept up to date from now until `end`.
+
+    Args:
+        path: The file.
+        draw: Gives the whole text.
+    """
+
+    def __init__(self, path: Path, draw: Callable[[], str]) -> None:
+        self._path = path
+        self._draw = draw
+        self._keeping: asyncio.Task[None] = asyncio.ensure_future(self._keep())
+
+    async def end(self, waits: Patience) -> None:
+        """Write the last state.
+
+        Args:
+            waits: Of the job.
+        """
+        self._keeping.cancel()
+        await waits.until_any(self._keeping)
+        await waits.wait(asyncio.ensure_future(self._write()))
+
+    async def _keep(self) -> None:
+        while True:
+            await self._write()
+            await asyncio.sleep(STEP)
+
+    async def _write(self) -> None:
+        try:
+            await in_thread(write_whole, self._path, self._draw())
+        except OSError as error:
+            logger.warning("the metrics cannot be written: %s", error)
 
 
 def openmetrics(job_id: str, state: JobState, workers: Sequence[WorkerStatus], restarts: int) -> str:

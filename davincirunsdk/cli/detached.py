@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from davincirunsdk.job import start_line
+from davincirunsdk.output.start_line import start_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

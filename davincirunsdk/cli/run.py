@@ -14,7 +14,7 @@ from davincirunsdk.cli.signals import Signals
 from davincirunsdk.cli.spelling import with_options
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import DistributedRuntimeError
-from davincirunsdk.job import start_line
+from davincirunsdk.output.start_line import start_line
 from davincirunsdk.phrases import count, ranks
 from davincirunsdk.types import JobState, Verdict, WorkerState, readable_time, signal_name
 

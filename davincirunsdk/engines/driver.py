@@ -6,11 +6,10 @@ import asyncio
 import logging
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import file_name
-from davincirunsdk.concurrency import Patience, in_thread, resolve, shield
+from davincirunsdk.concurrency import Patience, in_thread, shield
 from davincirunsdk.diagnosis.language import choose_language
 from davincirunsdk.engines.given_table import read_given
 from davincirunsdk.engines.joint import judge
@@ -28,7 +27,6 @@ from davincirunsdk.options import (
     spelled_out,
 )
 from davincirunsdk.supervision.restarts import Restarts, requeued
-from davincirunsdk.types import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.node import Member, Placement
     from davincirunsdk.supervision.cause import TimeLimit
-    from davincirunsdk.types import RunResult, WorkerStatus
+    from davincirunsdk.types import Event, RunResult, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -125,8 +123,6 @@ class NodesManager(JobBody):
         self._engine_lost = ""
         self._passed_on = 0
         self._restarts = Restarts(self._options, nnodes=1, requeued=requeued(os.environ))
-        self._pausing: asyncio.Future[None] | None = None
-        self._stopped_in_pause = False
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
@@ -228,30 +224,24 @@ class NodesManager(JobBody):
             return False
         restarts = self._restarts
         result = await self._judge(waits)
-        pause = restarts.next(result, attempt.cause, time_left=self._ends_at - time.monotonic())
-        if pause is None:
+        coming = restarts.next(result, attempt.cause, time_left=self._ends_at - time.monotonic())
+        if coming is None:
             if restarts.why:
                 self._say(f"no restart: {restarts.why}")
             return False
-        number = len(restarts.earlier)
-        self._say(restarts.announce(number, pause), kind="restarting")
+        restarts.announce(coming, self._channels.emit)
         self._tell_started()
-        self._pausing = asyncio.get_running_loop().create_future()
-        await waits.within(pause, self._pausing)
+        await restarts.pause(waits, coming.pause)
         if self._stop_wanted:
-            self._stopped_in_pause = True
+            restarts.stopped_in_pause = True
             attempt.troubled.clear()
             return False
         if self._engine_lost:
-            self._stopped_in_pause = True
+            restarts.stopped_in_pause = True
             return False
-        plan_anew(self._members, self._options, number)
+        plan_anew(self._members, self._options, coming.number)
         self._attempt = self._make_attempt()
         return True
-
-    def _say(self, text: str, kind: str = "warning") -> None:
-        logger.warning("%s", text)
-        self._channels.emit(Event(kind=kind, time=time.time(), detail=text))
 
     def _pass_on(self, text: str) -> None:
         """Say at once what a node warns of, such as its full disk, which nobody sees there."""
@@ -262,8 +252,7 @@ class NodesManager(JobBody):
             logger.warning("further warnings of nodes are in the events file only")
 
     def _begin_stop(self, *, now: bool, reason: str) -> None:
-        if self._pausing is not None:
-            resolve(self._pausing, None)
+        self._restarts.end_pause()
         if self._attempt is not None:
             self._attempt.stop(reason=reason, now=now)
 
@@ -292,8 +281,6 @@ class NodesManager(JobBody):
                 )
             )
         )
-        if self._stopped_in_pause:
-            return replace(result, attempts=self._restarts.earlier)
         return self._restarts.with_attempts(result, attempt.limit)
 
     def _names(self) -> dict[int, str]:

@@ -3,13 +3,12 @@
 One task reads one stream of messages (`messages`) and does everything that follows from them, phase
 after phase: start, watch, stop, sweep, drain. Beside it runs a task per worker, from its spawn to its
 reaping, one per log pump, and one for the guardian; those only look and post. A phase waits with
-`Attempt._until`, which deals with every message that comes meanwhile, so nothing can happen between a
-check and a wait that is not seen.
+`MessageLoop.until`, which deals with every message that comes meanwhile.
 
 To build on it: `prepare.Preparation.attempt(n)` gives what the n-th attempt starts, `Attempt.run` sees
-it through, `Attempt.seen` is what `verdict.judge` judges; a restart is another round of these three.
-Whoever finds a reason to end it (a stall, a time limit, a lost node) calls `Attempt.stop` with its
-cause, which is data of `cause`, and finds it again in `Seen.cause`.
+it through, `Attempt.seen` is what `verdict.judge` judges; `rounds` has a restart go through these three
+again. Whoever finds a reason to end it (a stall, a time limit, a lost node) calls `Attempt.stop` with
+its cause, which is data of `cause`, and finds it again in `Seen.cause`.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from davincirunsdk.concurrency import Patience, in_thread_or_here
 from davincirunsdk.errors import WorkerSpawnError, explain
-from davincirunsdk.leftovers.ending import Ending
 from davincirunsdk.leftovers.guardian import guardian
-from davincirunsdk.leftovers.pass_on import pass_on, reached_by_sender
+from davincirunsdk.leftovers.pass_on import reached_by_sender
 from davincirunsdk.leftovers.proc import since_boot
-from davincirunsdk.leftovers.process_tree import ProcessTree, Top
 from davincirunsdk.supervision import messages
 from davincirunsdk.supervision.cause import (
     AuxiliaryEnded,
@@ -40,9 +37,12 @@ from davincirunsdk.supervision.cause import (
     Straggling,
     WorkerFailed,
 )
+from davincirunsdk.supervision.drain import drain
 from davincirunsdk.supervision.guardian_watch import GuardianWatch
 from davincirunsdk.supervision.last_words import ends_with_exception, is_traceback_open
+from davincirunsdk.supervision.message_loop import MessageLoop
 from davincirunsdk.supervision.messages import Inbox
+from davincirunsdk.supervision.remains import Remains, log_what_was_ended, say_what_stays
 from davincirunsdk.supervision.seen import Seen, WorkerSeen
 from davincirunsdk.supervision.worker import Worker, children_are_reaped_by_kernel, spawn_error
 from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
@@ -52,15 +52,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from davincirunsdk.cluster import WorkerSpec
-    from davincirunsdk.leftovers.proc import MarkedProcess
     from davincirunsdk.logs.pump import LogPump
     from davincirunsdk.supervision.cause import Cause
     from davincirunsdk.supervision.watch import StallWatch
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
-
-T = TypeVar("T")
-Limit: TypeAlias = "float | Callable[[], float]"
 
 _PEERS_PATIENCE = 1.0
 """Seconds in which the ranks of a job that ends well usually end after the first of them."""
@@ -77,24 +73,8 @@ _TRACEBACK_PATIENCE = 0.3
 _WORDS = 4096
 """Bytes of a worker's last output that are looked at for that."""
 
-_STRANGER_PATIENCE = 2.0
-"""Seconds that a pipe is read when nothing of the job is left, whoever writes to it."""
-
-_STRANGER_SILENCE = 0.5
-"""Seconds without output after which such a pipe is no longer read."""
-
-_DISK_PATIENCE = 10.0
-"""Seconds that a write to a stuck disk may take after the last process has ended."""
-
 _LOOK_PATIENCE = 0.5
 """Seconds that SIGKILL waits for a look at all processes: one that is stuck may hold its reader."""
-
-_CLEAN_LOOKS = 2
-_LOOK_PAUSE = 0.1
-"""Looks without a find, and seconds after each, until no survivor is left."""
-
-_LOOK_LIMIT = 20.0
-"""Seconds after the end of the grace period until a look that does not come back is given up."""
 
 _RUSH = 0.2
 """Seconds after the start in which workers print their first lines, and nothing else is to be done."""
@@ -152,7 +132,6 @@ class Attempt:
         self._grace_period = grace_period
         self._stop_signal = stop_signal
         self._mark = mark
-        self._inherits_orphans = inherits_orphans
         self._ranks_elsewhere = ranks_elsewhere
         self._emit = emit
         self._inbox = Inbox(on_cancel=self._stop_cancelled)
@@ -162,18 +141,23 @@ class Attempt:
             Worker(spec, pump, post=self._inbox.post, on_cancel=self._stop_cancelled)
             for spec, pump in zip(specs, pumps, strict=True)
         ]
+        self._remains = Remains(
+            mark,
+            self.workers,
+            inherits_orphans=inherits_orphans,
+            stop_signal=stop_signal,
+            deadline=self._until_deadline,
+        )
+        self._messages = MessageLoop(
+            self._inbox, self._deal_safely_with, deadline=self._until_deadline, warn=self._warn
+        )
         self._failed: list[Worker] = []
         self._cause: Cause | None = None
         self._stop_began: float | None = None
-        self._stop_tick: int | None = None
         self._stop_ordered = False
         self._stop_wanted: float | None = None
         self._deadline = math.inf
         self._leftovers: tuple[Leftover, ...] = ()
-        # Of the clock of `MarkedProcess.started`, which counts in ticks.
-        self._since = since_boot() - 1
-        self._known_tree: ProcessTree | None = None
-        self._known_ending: Ending | None = None
         self._spawn_error: WorkerSpawnError | None = None
         self._spared: set[Worker] = set()
         self._said_refused: set[Worker] = set()
@@ -211,7 +195,7 @@ class Attempt:
                 f"{signal_name(-number)} is not passed on: Slurm sends it to every process of the step"
             )
         elif self._running():
-            self._look(self._pass_on, number, self._tops())
+            self._messages.look(self._remains.pass_on, number, self._remains.tops())
 
     def note_ranks_ended(self) -> None:
         """Learn that the workers of all other nodes have ended: auxiliary processes are not needed longer."""
@@ -273,8 +257,7 @@ class Attempt:
             # Nobody begins a further task; what one may have failed by has been posted.
             await waits.wait(asyncio.gather(*self._tasks, return_exceptions=True))
         await waits.wait(in_thread_or_here(guardian.release, self._mark))
-        if self._known_ending is not None:
-            self._known_ending.close()
+        self._remains.close()
         self._inbox.close()
         if self.internal_error is not None:
             raise self.internal_error
@@ -287,9 +270,9 @@ class Attempt:
     # The phases, in their order.
 
     async def _start_all(self, started: Callable[[], None]) -> None:
-        guarded = self._look(guardian.watch, self._mark, self._grace_period, self._stop_signal)
-        reaped = self._look(children_are_reaped_by_kernel)
-        await self._until(lambda: guarded.done() and reaped.done(), self._until_deadline)
+        guarded = self._messages.look(guardian.watch, self._mark, self._grace_period, self._stop_signal)
+        reaped = self._messages.look(children_are_reaped_by_kernel)
+        await self._messages.until(lambda: guarded.done() and reaped.done(), self._until_deadline)
         if reaped.done() and reaped.result():
             self._warn(
                 "SIGCHLD is ignored in this process, so the kernel may throw the exit codes of workers away "
@@ -306,7 +289,7 @@ class Attempt:
                 break
             if not self._begin(worker):
                 continue
-            await self._until(lambda worker=worker: worker.settled, self._until_deadline)  # type: ignore[misc]
+            await self._messages.until(lambda worker=worker: worker.settled, self._until_deadline)  # type: ignore[misc]
             if not worker.settled:
                 worker.give_up()
         if not guarded.done():
@@ -321,7 +304,7 @@ class Attempt:
     async def _watch(self) -> None:
         """Wait until all ranks have ended, and what serves them after its time, or until a stop."""
         ranks = [worker for worker in self.workers if not worker.spec.auxiliary]
-        await self._until(lambda: self.is_stopping or not any(worker.running for worker in ranks))
+        await self._messages.until(lambda: self.is_stopping or not any(worker.running for worker in ranks))
         if self._failed or self.is_stopping or not self._running():
             return
         if self._ranks_elsewhere:
@@ -330,53 +313,48 @@ class Attempt:
                 f"the other nodes until it ends by itself, at most {_SCHEDULER_PATIENCE:g} s"
             )
             limit = time.monotonic() + _SCHEDULER_PATIENCE
-            await self._until(
+            await self._messages.until(
                 lambda: self.is_stopping or not self._running() or not self._ranks_elsewhere, limit
             )
         if not self._ranks_elsewhere:
             limit = time.monotonic() + _SCHEDULER_GRACE
-            await self._until(lambda: self.is_stopping or not self._running(), limit)
+            await self._messages.until(lambda: self.is_stopping or not self._running(), limit)
 
     async def _see_stop_through(self) -> None:
         """See a stop through: the grace period, then SIGKILL."""
         if self._running() and not self.is_stopping:
             self._begin_stop(RanksEnded(), now=False)
-        await self._until(lambda: not self._stop_ordered or self._deadline < math.inf)
+        await self._messages.until(lambda: not self._stop_ordered or self._deadline < math.inf)
         if not self.is_stopping:
             return
-        await self._until(lambda: not self._spared, self._until_deadline)
-        strays = self._look(self._ending().stop)
-        await self._until(lambda: not self._running(), self._until_deadline)
+        await self._messages.until(lambda: not self._spared, self._until_deadline)
+        strays = self._messages.look(self._remains.ending().stop)
+        await self._messages.until(lambda: not self._running(), self._until_deadline)
         # A descendant without the mark is found through its parent: it has to be seen before that is killed.
         limit = time.monotonic() + _LOOK_PATIENCE
-        await self._until(lambda: not self._running() or strays.done(), limit)
+        await self._messages.until(lambda: not self._running() or strays.done(), limit)
         for worker in self._running():
             self._kill(worker)
         limit = time.monotonic() + _UNKILLABLE_AFTER
-        await self._until(lambda: not self._running(), limit)
+        await self._messages.until(lambda: not self._running(), limit)
         for worker in self._running():
             self._warn(
                 f"{worker.spec.name}, pid {worker.pid}, does not end after SIGKILL: it is stuck in the kernel"
             )
             worker.give_up()
             worker.give_up_output()
-        await self._result_of(strays, None)
+        await self._messages.result_of(strays, None)
 
     async def _sweep(self) -> None:
         """End what outlived the workers."""
         if not self.fail_fast and not self.is_stopping:
-            await self._keep_survivors()
+            self._tell_decided()
+            await self._remains.outlast(self._messages, lambda: self.is_stopping)
         by_itself = not self.is_stopping
         self._deadline = min(self._deadline, time.monotonic() + self._grace_period)
-        ending = self._look(self._ending().end)
-        found = await self._result_of(ending, ())
-        for process in self._ending().left:
-            why = (
-                "cannot be signalled (operation not permitted): it runs as another user"
-                if process.key in self._ending().refused
-                else "does not end after SIGKILL: it is stuck in the kernel"
-            )
-            self._warn(f"{process.command}, pid {process.pid}, outlived its worker and {why}")
+        ending = self._remains.ending()
+        found = await self._messages.result_of(self._messages.look(ending.end), ())
+        say_what_stays(ending, self._warn)
         self._leftovers = tuple(Leftover(pid=process.pid, command=process.command) for process in found)
         for process in found:
             self._emit(
@@ -389,74 +367,13 @@ class Attempt:
             )
         # A worker that got our stop signal may take its time with its helpers: only those of a job
         # that ended by itself are worth a word.
-        if found and by_itself:
-            logger.warning(
-                "%s and had to be ended: %s",
-                "1 process outlived its worker"
-                if len(found) == 1
-                else f"{len(found)} processes outlived their workers",
-                ", ".join(f"{process.pid} ({process.command})" for process in found[:8]),
-            )
-
-    async def _keep_survivors(self) -> None:
-        """Say how it ended, and wait until what is left has ended by itself or is not wanted any more."""
-        self._tell_decided()
-        clean = 0
-        while not self.is_stopping and clean < _CLEAN_LOOKS:
-            look = self._look(lambda: self._tree().find(self._tops()))
-            if survivors := await self._result_of(look, []):
-                clean = 0
-                await self._until_ended(survivors)
-            else:
-                # One that is at its exec just now may not be seen.
-                clean += 1
-                await self._until(lambda: self.is_stopping, time.monotonic() + _LOOK_PAUSE)
+        if by_itself:
+            log_what_was_ended(found)
 
     async def _drain(self) -> None:
-        """Wait for the last output, but not for a stranger that holds a pipe or a disk that is stuck."""
-        limit = time.monotonic() + _STRANGER_PATIENCE
-        await self._until_silent(_STRANGER_SILENCE, limit)
-        for worker in self._carried():
-            worker.pump.give_up()
-        while pending := self._carried():
-            written = [worker.pump.file.progress for worker in pending]
-            limit = time.monotonic() + _DISK_PATIENCE
-            if await self._until(lambda: not self._carried(), limit):
-                return
-            if written == [worker.pump.file.progress for worker in pending]:
-                for worker in pending:
-                    worker.give_up_output()
-                    self._warn(f"the disk of {worker.spec.log_path} is stuck: the end of its output is lost")
-                return
+        await drain(self._messages, self.workers, self._warn)
 
-    # Waiting.
-
-    async def _until(self, condition: Callable[[], bool], limit: Limit = math.inf) -> bool:
-        """Deal with messages until `condition` holds.
-
-        It counts only when nothing is left to be dealt with: what has ended is judged before the phase
-        that waited for it is over.
-
-        Args:
-            condition: Looked at when all messages have been dealt with.
-            limit: Monotonic second until which to wait at most; one that may change is called.
-
-        Returns:
-            Whether it holds.
-        """
-        loop = asyncio.get_running_loop()
-        while True:
-            for message in self._inbox.posted():
-                self._deal_safely_with(message)
-            if condition():
-                return True
-            left = (limit() if callable(limit) else limit) - time.monotonic()
-            if left <= 0:
-                return False
-            timer = loop.call_later(left, self._inbox.post, messages.Nudge()) if left < math.inf else None
-            await self._inbox.filled()
-            if timer is not None:
-                timer.cancel()
+    # What follows from a message.
 
     def _deal_safely_with(self, message: messages.Message) -> None:
         try:
@@ -465,64 +382,6 @@ class Attempt:
             if self.internal_error is not None:
                 raise
             self._break(error)
-
-    async def _result_of(self, look: asyncio.Future[T], without: T) -> T:
-        """Wait for a look at processes, which a sick driver may hold up: then go on without its result."""
-        began = time.monotonic()
-        await self._until(look.done, lambda: max(self._deadline, began) + _LOOK_LIMIT)
-        if look.done():
-            return look.result()
-        self._warn("the system holds up the look at processes: some of this job may be left")
-        return without
-
-    def _until_deadline(self) -> float:
-        return self._deadline
-
-    async def _until_silent(self, silence: float, limit: Limit) -> None:
-        """Wait until each output that is left has ended or has brought nothing for `silence` seconds."""
-
-        def loud() -> list[float]:
-            now = time.monotonic()
-            since = {worker: max(worker.ended_at, worker.pump.active) + silence for worker in self._carried()}
-            # A disk takes its time: that is no silence.
-            return [max(end, now + 0.05) for w, end in since.items() if end > now or w.pump.writing]
-
-        while ends := loud():
-            last = limit() if callable(limit) else limit
-            if time.monotonic() >= last:
-                return
-            await self._until(lambda: not loud(), min(*ends, last, math.inf))
-
-    async def _until_ended(self, processes: Sequence[MarkedProcess]) -> None:
-        """Wait until all of these have ended, or until a stop."""
-        loop = asyncio.get_running_loop()
-        handles: set[int] = set()
-        limit = math.inf
-
-        def ended(handle: int) -> None:
-            loop.remove_reader(handle)
-            os.close(handle)
-            handles.discard(handle)
-            self._inbox.post(messages.Nudge())
-
-        for process in processes:
-            try:
-                handle = os.pidfd_open(process.pid)
-            except ProcessLookupError:
-                continue
-            except (AttributeError, OSError):
-                # No handles here: look again, now and then.
-                limit = time.monotonic() + 1.0
-                continue
-            handles.add(handle)
-            loop.add_reader(handle, ended, handle)
-        try:
-            await self._until(lambda: self.is_stopping or (not handles and limit == math.inf), limit)
-        finally:
-            for handle in tuple(handles):
-                ended(handle)
-
-    # What follows from a message.
 
     def _deal_with(self, message: messages.Message) -> None:
         match message:
@@ -533,7 +392,7 @@ class Attempt:
                     worker.deal_with_end()
             case messages.Spawned(worker=worker):
                 self._note("started", worker)
-                self._look(worker.be_guarded)
+                self._messages.look(worker.be_guarded)
                 if self._deadline < math.inf and worker.running:
                     # The stop came while it was being started.
                     worker.terminate(self._stop_signal)
@@ -614,7 +473,7 @@ class Attempt:
         if self._deadline == math.inf:
             self._deadline = limit
             self._stop_began = time.time()
-            self._stop_tick = since_boot()
+            self._remains.stop_tick = since_boot()
             running = self._running()
             for worker in running:
                 if isinstance(cause, WorkerFailed) and is_traceback_open(worker.pump.tail(_WORDS)):
@@ -628,8 +487,7 @@ class Attempt:
             for worker in running:
                 self._say_if_refused(worker)
         self._deadline = min(self._deadline, limit)
-        if self._known_ending is not None:
-            self._known_ending.hasten()
+        self._remains.hasten()
         guardian.note_stop(self._mark, self._deadline)
 
     def _spare(self, worker: Worker) -> None:
@@ -706,21 +564,16 @@ class Attempt:
         self._deadline = -math.inf
         for worker in self._running():
             worker.kill()
-        swept = self._look(self._end_all)
+        swept = self._messages.look(self._remains.end_at_once)
         swept.add_done_callback(lambda future: future.exception())
         limit = time.monotonic() + _UNKILLABLE_AFTER
-        timer = asyncio.get_running_loop().call_later(_UNKILLABLE_AFTER, self._inbox.post, messages.Nudge())
+        timer = asyncio.get_running_loop().call_later(_UNKILLABLE_AFTER, self._messages.look_again)
         while time.monotonic() < limit and (self._running() or not swept.done()):
             await self._inbox.filled()
             for message in self._inbox.posted():
                 if isinstance(message, messages.Exited):
                     message.worker.deal_with_end()
         timer.cancel()
-
-    def _end_all(self) -> None:
-        ending = self._ending()
-        ending.hasten()
-        ending.end()
 
     # Tasks and looks beside the supervisor.
 
@@ -752,7 +605,7 @@ class Attempt:
         await waits.within(_RUSH, self._over)
         if self._over.done():
             return
-        loaded = self._look(_load_what_the_end_needs, self._ranks_elsewhere)
+        loaded = self._messages.look(_load_what_the_end_needs, self._ranks_elsewhere)
         await waits.until_any(loaded, self._over)
         if loaded.done() and not isinstance(loaded.exception(), ImportError | OSError):
             loaded.result()
@@ -766,56 +619,11 @@ class Attempt:
 
             await tell_who_is_alone(self, self._over, self._emit)
 
-    def _look(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Have something looked at or done in a thread; whoever waits hears of its end."""
-        future = in_thread_or_here(function, *args)
-        future.add_done_callback(lambda _: self._inbox.post(messages.Nudge()))
-        return future
-
-    def _tree(self) -> ProcessTree:
-        if self._known_tree is None:
-            self._known_tree = ProcessTree(
-                self._mark,
-                guardians=guardian.pids if self._inherits_orphans else None,
-                since=self._since,
-            )
-        return self._known_tree
-
-    def _pass_on(self, number: int, tops: list[Top]) -> None:
-        pass_on(number, ProcessTree(self._mark, since=self._since), tops)
-
-    def _ending(self) -> Ending:
-        if self._known_ending is None:
-            self._known_ending = Ending(
-                self._tree(),
-                tops=self._tops,
-                deadline=self._until_deadline,
-                number=self._stop_signal,
-                note=lambda keys: guardian.note_told(self._mark, keys),
-                began=self._stop_tick,
-            )
-        return self._known_ending
-
-    def _tops(self) -> list[Top]:
-        return [
-            Top(
-                worker.pid,
-                rank=worker.spec.rank,
-                ended=worker.exit_tick,
-                told=worker.told,
-                pipe=worker.pump.inode,
-                silence=worker.silence,
-            )
-            for worker in self.workers
-            if worker.pid is not None
-        ]
+    def _until_deadline(self) -> float:
+        return self._deadline
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.running]
-
-    def _carried(self) -> list[Worker]:
-        """List the workers whose output has not ended."""
-        return [worker for worker in self.workers if worker.pid is not None and not worker.pump_ended]
 
     def _note(self, kind: str, worker: Worker, detail: str = "") -> None:
         self._emit(

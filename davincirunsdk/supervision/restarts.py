@@ -7,11 +7,14 @@ program is wrong, nor again where the one before made nothing better.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from davincirunsdk.concurrency import resolve
 from davincirunsdk.phrases import count
 from davincirunsdk.supervision.cause import (
     InternalError,
@@ -22,14 +25,17 @@ from davincirunsdk.supervision.cause import (
     Straggling,
     TimeLimit,
 )
-from davincirunsdk.types import AttemptRecord, JobState
+from davincirunsdk.types import AttemptRecord, Event, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from davincirunsdk.concurrency import Patience
     from davincirunsdk.options import JobOptions
     from davincirunsdk.supervision.cause import Cause
     from davincirunsdk.types import RunResult
+
+logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _NEVER = {
     2: "exit code 2 is a usage error",
@@ -63,27 +69,46 @@ class Trial:
     error: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """Another attempt.
+
+    Attributes:
+        number: From 1.
+        pause: Seconds until it.
+        port: For the rendezvous, None for the one that the plan gives.
+    """
+
+    number: int
+    pause: float
+    port: int | None = None
+
+
 class Restarts:
     """The attempts of one job on this node, and whether there is another one.
 
     Args:
         options: What the user asked for.
-        nnodes: Nodes of the job.
+        nnodes: Nodes of the job whose launchers each see to their own workers alone.
         requeued: How often the batch system has run the whole job anew: these count too.
 
     Attributes:
+        nnodes: As given; 1 for nodes that meet, which start again together, as one.
         earlier: Attempts that were followed by another one.
         why: Why there is no further one, "" where that goes without saying.
+        stopped_in_pause: The job was stopped before the attempt that would have come next.
     """
 
     def __init__(self, options: JobOptions, *, nnodes: int, requeued: int) -> None:
         self._options = options
-        self._nnodes = nnodes
+        self.nnodes = nnodes
         self._requeued = requeued
         self._trials: list[Trial] = []
         self._began = time.time()
         self.earlier: tuple[AttemptRecord, ...] = ()
         self.why: str = ""
+        self.stopped_in_pause: bool = False
+        self._pausing: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         """Note that an attempt begins."""
@@ -96,6 +121,8 @@ class Restarts:
             result: Of the attempt that began last.
             cause: Why it was stopped, None when it ended by itself.
         """
+        if self.stopped_in_pause:
+            return replace(result, attempts=self.earlier)
         reason = ""
         if result.failures:
             first = result.failures[0]
@@ -112,7 +139,7 @@ class Restarts:
         )
         return replace(result, attempts=(*self.earlier, last))
 
-    def next(self, result: RunResult, cause: Cause | None, *, time_left: float) -> float | None:
+    def next(self, result: RunResult, cause: Cause | None, *, time_left: float) -> Next | None:
         """Decide about another attempt.
 
         Args:
@@ -121,7 +148,7 @@ class Restarts:
             time_left: Seconds until the job's time limit.
 
         Returns:
-            Seconds to wait before it; None where there is none, and then `why` says so.
+            The next one; None where there is none, and then `why` says so.
         """
         options, number = self._options, len(self.earlier) + 1
         if not options.max_restarts or result.state is JobState.SUCCEEDED or isinstance(cause, StopWanted):
@@ -135,7 +162,7 @@ class Restarts:
         )
         pause = delay(options.restart_delay, number - 1)
         self.why = why_not(self._trials, result, cause, on_stall=options.on_stall)
-        if not self.why and self._nnodes > 1:
+        if not self.why and self.nnodes > 1:
             self.why = "the job has several nodes, which a launcher on each cannot restart together"
         if not self.why and number + self._requeued > options.max_restarts:
             anew = f", {self._requeued} of them by the batch system" if self._requeued else ""
@@ -145,16 +172,34 @@ class Restarts:
         if self.why:
             return None
         self.earlier = result.attempts
-        return pause
+        return Next(number=number, pause=pause)
 
-    def announce(self, number: int, pause: float) -> str:
-        """Say in a line what comes next, and why.
+    def announce(self, coming: Next, emit: Callable[[Event], None]) -> None:
+        """Say what comes next, and why, in the log and in the events.
 
         Args:
-            number: Of the next attempt.
-            pause: Seconds until it.
+            coming: The next attempt.
+            emit: Takes the event.
         """
-        return f"{self.earlier[-1]}; restart {number} of at most {self._options.max_restarts} in {pause:g} s"
+        most = self._options.max_restarts
+        text = f"{self.earlier[-1]}; restart {coming.number} of at most {most} in {coming.pause:g} s"
+        logger.warning("%s", text)
+        emit(Event(kind="restarting", time=time.time(), detail=text))
+
+    async def pause(self, waits: Patience, seconds: float) -> None:
+        """Wait before another attempt, unless `end_pause` comes first.
+
+        Args:
+            waits: Of the job.
+            seconds: How long.
+        """
+        self._pausing = asyncio.get_running_loop().create_future()
+        await waits.within(seconds, self._pausing)
+
+    def end_pause(self) -> None:
+        """Wait no longer: there will be no other attempt."""
+        if self._pausing is not None:
+            resolve(self._pausing, None)
 
 
 def requeued(environment: Mapping[str, str]) -> int:

@@ -17,7 +17,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"blocking": {"aio"}, "aio": set(), "engines": set()},
     {"manager": {"engines"}, "background": set()},
     {"job": set()},
-    {"channels": set(), "documents": set(), "metrics": set()},
+    {"channels": set(), "own_loop": set(), "documents": set(), "metrics": {"documents"}},
     {"options": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
     {"diagnosis": set(), "manifests": set(), "environment": set()},

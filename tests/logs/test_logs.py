@@ -388,7 +388,7 @@ class TestDiskTrouble:
         self, watched: bool, count: int, standing: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """No worker waits, a reader gets its lines, and when the disk goes on it gets all in order."""
-        monkeypatch.setattr("davincirunsdk.supervision.attempt._DISK_PATIENCE", 60.0)
+        monkeypatch.setattr("davincirunsdk.supervision.drain._DISK_PATIENCE", 60.0)
         program = self.NUMBERED.format(count=count)
         async with FMKManager([PY, "-c", program], nproc_per_node=2) as manager:
             lines = manager.logs([0]) if watched else None
@@ -414,7 +414,7 @@ class TestDiskTrouble:
     ) -> None:
         """What no memory is left for is counted and said once; the worker goes on."""
         monkeypatch.setattr("davincirunsdk.logs.spare.SPARE_BYTES", 1 << 20)
-        monkeypatch.setattr("davincirunsdk.supervision.attempt._DISK_PATIENCE", 60.0)
+        monkeypatch.setattr("davincirunsdk.supervision.drain._DISK_PATIENCE", 60.0)
         program = self.NUMBERED.format(count=64)
         async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
             async for event in manager.events():
@@ -461,7 +461,7 @@ class TestDiskTrouble:
         self, standing: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The job ends all the same, and counts what is not in the file."""
-        monkeypatch.setattr("davincirunsdk.supervision.attempt._DISK_PATIENCE", 1.0)
+        monkeypatch.setattr("davincirunsdk.supervision.drain._DISK_PATIENCE", 1.0)
         program = self.NUMBERED.format(count=64)
         async with FMKManager([PY, "-c", program], nproc_per_node=1) as manager:
             result = await asyncio.wait_for(manager.wait(), 20)

@@ -22,8 +22,8 @@ from davincirunsdk.engines.agent import NodeAgent
 from davincirunsdk.engines.driver import NodesManager
 from davincirunsdk.engines.node import NodeLostError
 from davincirunsdk.errors import PlatformError, RankTableError
-from davincirunsdk.job import start_line
 from davincirunsdk.options import JobOptions
+from davincirunsdk.output.start_line import start_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -391,7 +391,7 @@ class TestStartsThatHang:
 @pytest.mark.parametrize("look", ["stop", "end"])
 async def test_a_look_that_hangs(look: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at processes that never comes back is given up and said; the job ends."""
-    monkeypatch.setattr("davincirunsdk.supervision.attempt._LOOK_LIMIT", 0.3)
+    monkeypatch.setattr("davincirunsdk.supervision.message_loop._LOOK_LIMIT", 0.3)
     go_on = threading.Event()
     monkeypatch.setattr(f"davincirunsdk.leftovers.ending.Ending.{look}", lambda _: go_on.wait(30))
     async with FMKManager(["sleep", "600"], nproc_per_node=2, grace_period=1) as job:

@@ -144,7 +144,7 @@ def _broken(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "davincirunsdk.manager.judge",
+        "davincirunsdk.supervision.rounds.judge",
         "davincirunsdk.supervision.attempt.Attempt._judge_exit",
         "davincirunsdk.supervision.attempt.Attempt._sweep",
         "davincirunsdk.supervision.attempt.Attempt._see_stop_through",
