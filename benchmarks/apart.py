@@ -184,19 +184,21 @@ def measure(launcher: Launcher, hosts: SshHosts, repetition: int, folder: Path) 
         programs[0].until(lambda: moment.stat().st_size > 0, f"rank {VICTIM} died")
         died = float(moment.read_text())
         returns = [returned(program, died + PATIENCE) for program in programs]
+        back = _last([None if one is None else one - died for one in returns])
         codes = [program.process.poll() for program in programs]
-    told = [_told(notes / f"{rank}.moment", died) for rank in range(PER_NODE)]
+    # A worker without a note was killed before it could run once more: gone when the launchers are.
+    told = [_told(notes / f"{rank}.moment", died, back) for rank in range(PER_NODE)]
     return Run(
         told=_last(told),
-        returned=_last([None if one is None else one - died for one in returns]),
+        returned=back,
         codes=codes,
         named=sum(_names_the_rank(program.output) for program in programs),
     )
 
 
-def _told(moment: Path, died: float) -> float | None:
+def _told(moment: Path, died: float, otherwise: float | None) -> float | None:
     text = moment.read_text()
-    return float(text) - died if text else None
+    return float(text) - died if text else otherwise
 
 
 def _last(moments: list[float | None]) -> float | None:
