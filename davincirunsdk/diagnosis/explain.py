@@ -82,11 +82,19 @@ def explain_folder(path: Path, *, lang: str | None = None) -> FailureReport:
             "attempt_0/0/stderr.log, worker_0.log, or one log file"
         )
     files = _events_of(path, job)
-    started = {rank for file in files for rank in _started(file)}
-    if started:
-        # A folder keeps the logs of ranks that only an earlier, larger job of the name had.
-        found = {rank: one for rank, one in found.items() if rank in started} or found
-    end, reason, number = _read_events(files[0], found) if files else (End.WORKERS, "", "")
+    started = [_started(file) for file in files]
+    # A folder keeps the logs of ranks that only an earlier, larger job of the name had.
+    found = {rank: one for rank, one in found.items() if any(rank in one for one in started)} or found
+    # The files of several nodes tell of each node's own ranks.
+    ends = [
+        _read_events(file, {rank: one for rank, one in found.items() if rank in own})
+        for file, own in zip(files, started, strict=True)
+    ]
+    failed = any(one.exit_code and one.told is None for one in found.values())
+    end, reason, number = next(
+        (told for told in ends if told[0] is not End.WORKERS and not (failed and len(files) > 1)),
+        (End.WORKERS, "", ""),
+    )
     knows_ends = any(one.ended is not None for one in found.values())
     ranks = tuple(_evidence_of(rank, one, knows_ends) for rank, one in sorted(found.items()))
     return judge(
@@ -238,11 +246,12 @@ def _events_of(path: Path, job: str) -> list[Path]:
     if not path.is_dir():
         return []
     nodes = sorted(path.glob(f"{escape(job)}-node-*-events.jsonl"))
-    whole = path / f"{job}-events.jsonl"
-    if not whole.is_file():
-        return nodes
-    newest = max((file.stat().st_mtime for file in nodes), default=-math.inf)
-    return [whole] if whole.stat().st_mtime >= newest else nodes
+    # What a driver of all nodes has written tells all that the nodes' own do.
+    for whole in (path / f"{job}-nodes-events.jsonl", path / f"{job}-events.jsonl"):
+        newest = max((file.stat().st_mtime for file in nodes), default=-math.inf)
+        if whole.is_file() and whole.stat().st_mtime >= newest:
+            return [whole]
+    return nodes
 
 
 def _events(path: Path) -> Iterator[dict[str, object]]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import file_name
@@ -137,7 +138,7 @@ class NodesManager(JobBody):
 
     @property
     def job_id(self) -> str:
-        """Name of the job; log files are named by each node's own."""
+        """Name of the job, on all nodes."""
         return self._job_id
 
     @property
@@ -162,7 +163,8 @@ class NodesManager(JobBody):
             shown = self._options.display.ranks
             self._members, self._table = await plan_nodes(
                 handles,
-                self._options,
+                # A job has one name on all nodes.
+                replace(self._options, name=self._job_id),
                 given=given,
                 wanted_ranks=None if self._collect is None or shown is None else self._collect | shown,
                 notify=self._notify,

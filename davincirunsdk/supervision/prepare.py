@@ -175,7 +175,9 @@ def prepare(
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()
     mark = f"{outer}/{own}" if outer else own
-    endings = ["-events.jsonl", *_endings(options, cluster)]
+    # Nodes may write to one folder, where the files of ranks do not meet.
+    place = f"-node-{cluster.node_rank}" if len(cluster.nodes) > 1 else ""
+    endings = [f"{place}-events.jsonl", *_endings(options, cluster)]
     try:
         name = options.name or file_name(cluster.job_id)
         for ending in endings if attempt else ():

@@ -685,15 +685,17 @@ async def test_all_nodes_lost_before_the_start_are_named() -> None:
 
 
 async def test_the_start_line_tells_where_the_logs_of_all_nodes_are() -> None:
-    """It names the host once, and the files of this job: those of a second job of one name are numbered."""
+    """It names the host once, and the files of this job, which has one name on all nodes."""
     nodes = [NodeAgent(), NodeAgent()]
     command = [*WORKER, "--seconds", "0"]
     async with NodesManager(Here(*nodes), command, nproc_per_node=1) as job:
         line = start_line(job)
         await job.wait()
-    for worker in job.workers:
-        prefix = worker.log_path.name.partition("-proc-rank-")[0]
-        assert f"{prefix}-proc-rank-*.txt (rank {worker.rank})" in line
+    names = [f"{job.job_id}-proc-rank-{rank}-device-0.txt" for rank in (0, 1)]
+    assert [worker.log_path.name for worker in job.workers] == names
+    for place in ("node-0", "node-1", "nodes"):
+        assert Path("log", f"{job.job_id}-{place}-events.jsonl").is_file()
+    assert f"{job.job_id}-proc-rank-*.txt" in line
     assert line.count("logs: ") == 1
     assert line.count(f" on {os.uname().nodename}") == 1
 

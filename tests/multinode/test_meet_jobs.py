@@ -309,6 +309,28 @@ def test_ten_thousand_strangers_stop_nothing(job: Launchers, tmp_path: Path) -> 
     assert len(job.said(0).splitlines()) < 60, job.said(0)
 
 
+def test_one_folder_takes_the_files_of_all_nodes(job: Launchers) -> None:
+    """A job that the platform names has one name on all nodes, also where they share a disk."""
+    shared = job.folder / "shared"
+    options = ("--name", "job7", "--log-dir", str(shared), "--report", str(shared / "report.json"))
+    gate = job.folder / "gate"
+    gate.mkdir()
+    job.start_all(WORKER, "--fail", "5:7", "--when-ready", str(gate), options=options)
+    assert job.codes() == [7, 7, 7]
+    assert sorted(path.name for path in shared.iterdir() if path.name != "latest") == sorted(
+        [f"job7-proc-rank-{rank}-device-{rank % 2}.txt" for rank in range(6)]
+        + [f"job7-node-{rank}-events.jsonl" for rank in range(3)]
+        + ["report.json"]
+    )
+    explained = subprocess.run(
+        [sys.executable, "-m", "davincirunsdk", "--explain", str(shared)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "rank 5 is the root cause, exit code 7" in explained.stdout + explained.stderr
+
+
 def test_without_a_meeting_each_ends_alone(job: Launchers) -> None:
     """`--meet off` is what there was before: nothing listens, nobody is told."""
     job.start(0, WORKER, "--fail", "0:7", options=("--meet", "off"))

@@ -94,8 +94,14 @@ def test_nodes_make_one_rank_table_and_leave_nothing(tmp_path: Path) -> None:
         ]
         assert {table for _, _, table in said} == {str(rows)}
         assert not left(hosts)
-        events = (tmp_path / "log").glob("*-nodes-events.jsonl")
-        assert [json.loads(line)["kind"] for line in next(events).read_text().splitlines()][-1] == "finished"
+        job = os.uname().nodename
+        names = sorted(path.name for path in (tmp_path / "log").glob("*-*"))
+        assert names == sorted(
+            [f"{job}-proc-rank-{rank}-device-{rank % 2}.txt" for rank in range(6)]
+            + [f"{job}-{place}-events.jsonl" for place in ("node-0", "node-1", "node-2", "nodes")]
+        )
+        events = (tmp_path / "log" / f"{job}-nodes-events.jsonl").read_text()
+        assert [json.loads(line)["kind"] for line in events.splitlines()][-1] == "finished"
 
 
 def test_a_failure_ends_all_hosts_with_its_own_code(hosts: SshHosts, tmp_path: Path) -> None:
