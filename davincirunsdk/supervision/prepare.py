@@ -419,7 +419,7 @@ def _check_command(command: tuple[str, ...], work_dir: Path, environment: Mappin
     if found is None or not found.exists():
         raise WorkerSpawnError(
             f"command not found: {word!r} ({where}); "
-            "give its path (relative paths are seen from --work-dir) or check the spelling",
+            "check the spelling, or give its path, seen from --work-dir (work_dir)",
             errno=errno.ENOENT,
         )
     if found.is_dir():
