@@ -55,7 +55,7 @@ async def write_all(
             logger.warning("%s cannot be written: %s", path, error)
     if options.on_end is not None and place(options.default_log_dir) is not None:
         if why := await waits.wait(in_thread_or_here(run_at_end, options.on_end, result)):
-            logger.warning("the command of on_end failed: %s", why)
+            logger.warning("on_end failed: %s", why)
 
 
 def report_data(result: RunResult) -> dict[str, object]:
@@ -90,18 +90,20 @@ def write_report(path: Path, result: RunResult) -> None:
     write_whole(path, json.dumps(report_data(result), ensure_ascii=False) + "\n")
 
 
-def run_at_end(command: str, result: RunResult) -> str:
-    """Run the user's command that is to follow a job.
+def run_at_end(hook: str | Callable[[RunResult], object], result: RunResult) -> str:
+    """Run what the user wants to follow a job; blocking.
 
     Args:
-        command: As on a command line; no shell sees it.
+        hook: A command as on a command line, which no shell sees, or a function.
         result: How the job ended.
 
     Returns:
         What went wrong, "" when nothing did.
     """
-    from davincirunsdk.supervision.hook import run_hook
+    from davincirunsdk.supervision.hook import call_hook, run_hook
 
+    if not isinstance(hook, str):
+        return call_hook(hook, result)
     data = report_data(result)
     with tempfile.TemporaryDirectory(prefix="davincirun-end-") as folder:
         report = Path(folder) / "report.json"
@@ -114,7 +116,7 @@ def run_at_end(command: str, result: RunResult) -> str:
             "DAVINCIRUN_EXIT_CODE": str(result.exit_code),
             "DAVINCIRUN_REPORT": str(report),
         }
-        return run_hook(shlex.split(command), variables)
+        return run_hook(shlex.split(hook), variables)
 
 
 def write_page(path: Path, events: Path) -> None:

@@ -558,6 +558,7 @@ class JobBody(ABC):
         return MetricsFile(
             self._own_document(self._options.metrics),
             lambda: openmetrics(self.job_id, self.state, self.workers, self._restart_count),
+            self._started,
         )
 
     @property

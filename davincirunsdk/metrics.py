@@ -26,16 +26,18 @@ STEP = 10.0
 
 
 class MetricsFile:
-    """A job's figures in a file, kept up to date from now until `end`.
+    """A job's figures in a file, kept up to date from its start until `end`.
 
     Args:
         path: The file.
         draw: Gives the whole text.
+        started: Done when the workers run: what is written stays for a while.
     """
 
-    def __init__(self, path: Path, draw: Callable[[], str]) -> None:
+    def __init__(self, path: Path, draw: Callable[[], str], started: asyncio.Future[None]) -> None:
         self._path = path
         self._draw = draw
+        self._started = started
         self._keeping: asyncio.Task[None] = asyncio.ensure_future(self._keep())
 
     async def end(self, waits: Patience) -> None:
@@ -49,6 +51,7 @@ class MetricsFile:
         await waits.wait(asyncio.ensure_future(self._write()))
 
     async def _keep(self) -> None:
+        await asyncio.wait({self._started})
         while True:
             await self._write()
             await asyncio.sleep(STEP)

@@ -28,6 +28,8 @@ from davincirunsdk.steps.shapes import parse_pattern
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from davincirunsdk.types import RunResult
+
 MeetChoice = Literal["auto", "off", "require"]
 ColourChoice = Literal["auto", "always", "never"]
 C = TypeVar("C", bound=Callable[..., object])
@@ -65,7 +67,7 @@ class JobKeywords(TypedDict, total=False):
     html: str | os.PathLike[str] | None
     lang: str | None
     metrics: str | os.PathLike[str] | None
-    on_end: str | None
+    on_end: str | Callable[[RunResult], object] | None
     lost_after: float
     echo: str | None
     prefix: str
@@ -362,6 +364,18 @@ def _text_that(parse: Callable[[str], object], example: str) -> Callable[[str, o
     return check
 
 
+def _hook(name: str, value: object) -> str | Callable[[RunResult], object]:
+    """Check what is to run at the end."""
+    if callable(value) and not inspect.iscoroutinefunction(value):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{name} is {value!r}: expected a command such as 'notify.sh --mail me', or a plain function "
+            "that takes a RunResult"
+        )
+    return _text_that(shlex.split, "")(name, value)
+
+
 def option(default: T, check: Callable[[str, object], T], *, shown: object = MISSING) -> T:
     """Declare a field that a user may set.
 
@@ -489,8 +503,8 @@ class JobOptions(Wish):
             state, ranks that run, restarts, step, loss and age of the last output.
         on_end: A command that runs once when all is over, on node 0, with DAVINCIRUN_VERDICT,
             DAVINCIRUN_EXIT_CODE and DAVINCIRUN_REPORT (a file with the report as data) in its
-            environment; it has 30 s, no shell, and no influence on the outcome. In Python the event
-            `finished` of `on_event` says the same.
+            environment; it has 30 s, no shell, and no influence on the outcome. In Python also a
+            function: it is called with the `RunResult`, in a thread of its own, on the same terms.
         sample_usage: True where processor time and memory of the workers are looked at, for the run
             report; not for users to set.
         progress_pattern: A regular expression for lines that tell a worker's step, beside the known
@@ -549,7 +563,7 @@ class JobOptions(Wish):
     lang: str = option("auto", one_of(("auto", "en", "zh")))
     html: Path | None = option(None, absolute)
     metrics: Path | None = option(None, absolute)
-    on_end: str | None = option(None, _text_that(shlex.split, "notify.sh --mail me"))
+    on_end: str | Callable[[RunResult], object] | None = option(None, _hook)
     sample_usage: bool = False
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
     timeout: float | None = option(None, _positive)

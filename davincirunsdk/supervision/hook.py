@@ -1,4 +1,4 @@
-"""A command of the user that runs when the job is over; whatever it does changes nothing."""
+"""What the user wants to run when the job is over; whatever it does changes nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import fcntl
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PATIENCE = 30.0
 """Seconds that it may take."""
@@ -19,7 +20,10 @@ _KEPT = 64 << 10
 """Bytes of its standard error that are kept; what comes after them is refused."""
 
 _SHOWN = 2000
-"""Bytes of its output that are shown when it fails."""
+_SHOWN_LINES = 5
+"""Bytes and lines of its output that are shown when it fails."""
+
+T = TypeVar("T")
 
 
 def run_hook(command: Sequence[str], variables: Mapping[str, str], patience: float = PATIENCE) -> str:
@@ -61,6 +65,35 @@ def run_hook(command: Sequence[str], variables: Mapping[str, str], patience: flo
     return why.rstrip(": ")
 
 
+def call_hook(function: Callable[[T], object], result: T, patience: float = PATIENCE) -> str:
+    """Call a function; blocking.
+
+    Args:
+        function: It gets the result.
+        result: How the job ended.
+        patience: Seconds after which it is waited for no longer.
+
+    Returns:
+        What went wrong, "" when nothing did.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    why = f"{name} did not end within {patience:g} s"
+
+    def call() -> None:
+        nonlocal why
+        try:
+            function(result)
+        except BaseException as error:  # also SystemExit: this is no place to leave from
+            why = f"{name} raised {type(error).__name__}: {error}"
+        else:
+            why = ""
+
+    thread = threading.Thread(target=call, name="davincirun-on-end", daemon=True)
+    thread.start()
+    thread.join(patience)
+    return why
+
+
 def _open_bounded() -> int:
     """Open a file in memory that cannot grow, or nothing where the kernel has no such files."""
     try:
@@ -79,4 +112,5 @@ def _tail(file: int) -> str:
         data = os.pread(file, _SHOWN, max(0, end - _SHOWN))[: min(end, _SHOWN)]
     except OSError:
         return ""
-    return data.decode(errors="replace").strip()
+    lines = data.decode(errors="replace").strip().split("\n")
+    return "\n".join(lines[-_SHOWN_LINES:])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from processes import is_alive, wait_until
 
 from davincirunsdk import DistributedRuntimeError, FMKManager
-from davincirunsdk.supervision.hook import run_hook
+from davincirunsdk.supervision.hook import call_hook, run_hook
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from davincirunsdk import RunResult
 
 PY = sys.executable
 pytestmark = pytest.mark.usefixtures("job_folder")
@@ -82,6 +86,57 @@ def test_one_that_floods_takes_no_memory() -> None:
     why = hook(source)
     assert "ended with 5" in why
     assert len(why) < 3000
+
+
+def test_one_that_floods_with_lines_is_quoted_in_few() -> None:
+    """A launcher's own words are not to be lost among a hook's."""
+    why = hook("import sys\nfor number in range(900): print(number, file=sys.stderr)\nsys.exit(5)")
+    assert why.endswith("ended with 5: 895\n896\n897\n898\n899")
+
+
+async def test_a_function_in_python(caplog: pytest.LogCaptureFixture) -> None:
+    """It gets the result once; what it raises is logged and changes nothing."""
+    got: list[RunResult] = []
+
+    def note(result: RunResult) -> None:
+        got.append(result)
+        raise SystemExit("no mail today")
+
+    async with FMKManager([PY, "-c", "pass"], nproc_per_node=2, on_end=note) as manager:
+        result = await manager.wait()
+    assert got == [result]
+    assert "note raised SystemExit: no mail today" in caplog.text
+
+
+def test_a_function_that_hangs_is_left() -> None:
+    """It is waited for as long as a command is."""
+    never = threading.Event()
+    assert "did not end within 0.5 s" in call_hook(lambda _: never.wait(), None, 0.5)
+    never.set()
+
+
+@pytest.mark.parametrize("wrong", [asyncio.sleep, 3, ["mail"]])
+def test_what_is_neither_command_nor_function(wrong: Any) -> None:
+    """The error says what may be given."""
+    with pytest.raises(TypeError, match="plain function that takes a RunResult"):
+        FMKManager([PY, "-c", "pass"], nproc_per_node=2, on_end=wrong)
+
+
+async def test_the_first_metrics_are_of_workers_that_run(tmp_path: Path) -> None:
+    """What is written first stays for ten seconds: it must not be the state before the start."""
+    file = tmp_path / "job.prom"
+    source = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.02)"
+    async with FMKManager([PY, "-c", source], nproc_per_node=2, metrics=file, name="m") as manager:
+        async for event in manager.events():
+            if event.kind == "started":
+                break
+        while not file.exists():
+            await asyncio.sleep(0.02)
+        text = file.read_text()
+        (tmp_path / "end").touch()
+        await manager.wait()
+    assert 'davincirun_state{job="m",state="running"} 1' in text
+    assert 'davincirun_ranks_alive{job="m"} 2' in text
 
 
 async def test_metrics_of_a_job(tmp_path: Path) -> None:
