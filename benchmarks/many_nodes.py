@@ -27,7 +27,7 @@ import psutil
 
 from davincirunsdk import DistributedRuntimeError, __version__
 from davincirunsdk.engines.driver import NodesManager
-from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
+from davincirunsdk.engines.messages import LogPiece, NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.types import Event, JobState, RunResult, WorkerFailure, WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
@@ -165,6 +165,15 @@ class RepliesOnly:
     async def ranks_ended(self) -> None:
         """There is no scheduler."""
 
+    async def sees_file(self, path: str, beginning: bytes) -> bool:
+        return self._wire.carry(True)
+
+    async def read_log(self, rank: int, start: int, size: int) -> LogPiece:
+        raise AssertionError("no logs are here")
+
+    async def set_logs_aside(self, attempt: int) -> None:
+        self._wire.carry(attempt)
+
     def fail(self) -> None:
         """Have the first worker fail."""
         self._failing = self._workers[0].rank
@@ -208,9 +217,14 @@ class RepliesOnly:
 class Simulated:
     """A placement of such nodes."""
 
+    renewal_timeout = 0.0
+
     def __init__(self, count: int) -> None:
         self.wire = Wire()
         self.nodes = [RepliesOnly(self.wire, place) for place in range(count)]
+
+    async def renew(self, bound: float) -> Sequence[NodeHandle]:
+        raise AssertionError("there are no other nodes")
 
     async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         return self.nodes

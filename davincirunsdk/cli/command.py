@@ -48,6 +48,7 @@ _DESCRIPTORS = 1 << 16
 
 _OF_RAY = ("resource", "placement_timeout")
 _OF_SSH = ("hosts", "hostfile", "ssh", "remote_python")
+_OF_ENGINES = ("collect_logs",)
 _OF_TABLE = ("rank_table", "rank_table_timeout")
 _ONE_NODE = (
     "node_rank",
@@ -189,18 +190,19 @@ def _job(
         here = FMKManager.from_options(options, notify=notify, on_event=run.on_event)
         here._inherits_orphans = become_sub_reaper()
         return here, here._reap_orphans if here._inherits_orphans or os.getpid() == 1 else None
+    of_all: dict[str, Any] = {name: context.params[name] for name in _OF_ENGINES}
+    of_all |= {"collect": "none", "notify": notify, "on_event": run.on_event}
     if engine == "ray":
         from davincirunsdk.engines import ray
 
         # At SIGTERM, which we expect, Ray would print a stack as at a crash.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         of_ray = {name: context.params[name] for name in _OF_RAY if context.params[name] is not None}
-        of_ray |= {"collect": "none", "notify": notify, "on_event": run.on_event}
-        return ray.manager_of(options, least_nodes=least_nodes, **of_ray), None
+        return ray.manager_of(options, least_nodes=least_nodes, **of_ray, **of_all), None
     from davincirunsdk.engines import ssh
 
     of_ssh = {name: context.params[name] for name in _OF_SSH if context.params[name] is not None}
-    return ssh.manager_of(options, collect="none", notify=notify, on_event=run.on_event, **of_ssh), None
+    return ssh.manager_of(options, **of_ssh, **of_all), None
 
 
 def _complete(command: tuple[str, ...], module: bool, work_dir: str, *, look: bool) -> tuple[str, ...]:
@@ -243,6 +245,9 @@ def _refuse_without_effect(context: click.Context, engine: str | None) -> None:
                 also = " or --manifest" if name == "resource" else ""
                 raise ValueError(f"{option(name)} has no use without --engine {needed}{also}")
     if engine is None:
+        for name in _OF_ENGINES:
+            if _given(context, name):
+                raise ValueError(f"{option(name)} has no use without --engine: all logs are here")
         return
     for name in _ONE_NODE if engine == "ray" else (*_OF_TABLE, *_ONE_NODE):
         if _given(context, name):

@@ -574,6 +574,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     _option(
         CLUSTERS,
+        "--collect-logs",
+        is_flag=True,
+        help="With --engine: after a failure, bring the log files of nodes that do not share this one's log "
+        "folder here: up to 8 MiB of each, 256 MiB in all.",
+    ),
+    _option(
+        CLUSTERS,
         "--hosts",
         metavar="HOSTS",
         help="With --engine ssh: hosts, such as a,b:8 or atlas[01-16].",

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk import __version__
 from davincirunsdk.concurrency import in_thread, in_thread_or_here, resolve
-from davincirunsdk.engines.messages import NodeFacts, NodeReport, NodeStarted
+from davincirunsdk.engines.messages import LogPiece, NodeFacts, NodeReport, NodeStarted
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, PlatformError
 from davincirunsdk.host import addresses, devices, ports
 from davincirunsdk.leftovers.guardian import guardian
+from davincirunsdk.logs.file import keep_attempt
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.platforms import places
 
 if TYPE_CHECKING:
     from davincirunsdk.engines.messages import NodePlan
     from davincirunsdk.rank_table import RankTable
-    from davincirunsdk.types import Event, LogBlock, RunResult
+    from davincirunsdk.types import Event, LogBlock, RunResult, WorkerStatus
 
 _IDLE = 10.0
 """Seconds after which a report comes though there is nothing to say."""
@@ -119,6 +120,71 @@ class NodeAgent:
         """Learn that the workers of all other nodes have ended: what only served them may go."""
         if self._manager is not None:
             self._manager._note_ranks_ended()
+
+    async def sees_file(self, path: str, beginning: bytes) -> bool:
+        """Tell whether a file of the driver's is here, too: then both have one file system.
+
+        Args:
+            path: The file.
+            beginning: Its first bytes, as the driver reads them.
+        """
+
+        def look() -> bool:
+            try:
+                with open(path, "rb") as file:
+                    return file.read(len(beginning)) == beginning
+            except OSError:
+                return False
+
+        return await in_thread(look)
+
+    async def read_log(self, rank: int, start: int, size: int) -> LogPiece:
+        """Read a part of a worker's log file.
+
+        Args:
+            rank: Of the worker, -1 for an auxiliary process.
+            start: Place of the first byte.
+            size: Bytes to read.
+
+        Raises:
+            PlatformError: There is no such file, or it cannot be read.
+        """
+        paths = [worker.log_path for worker in self._started() if worker.rank == rank]
+        if not paths:
+            raise PlatformError(f"no log of rank {rank} is here")
+
+        def read() -> LogPiece:
+            with open(paths[0], "rb") as file:
+                file.seek(start)
+                data = file.read(size)
+                return LogPiece(size=os.fstat(file.fileno()).st_size, data=data)
+
+        try:
+            return await in_thread(read)
+        except OSError as error:
+            raise PlatformError(f"{paths[0]} cannot be read: {error.strerror}") from None
+
+    async def set_logs_aside(self, attempt: int) -> None:
+        """Put an attempt's number in its log files' names: this node may have other ranks in the next one.
+
+        Args:
+            attempt: Number of the attempt that has ended.
+        """
+        if self._manager is None:
+            return
+        events = self._manager._events_path
+        paths = [*(worker.log_path for worker in self._started()), *([] if events is None else [events])]
+
+        def rename() -> None:
+            for path in paths:
+                # A file that keeps its name is found all the same.
+                with contextlib.suppress(OSError):
+                    keep_attempt(path, attempt)
+
+        await in_thread(rename)
+
+    def _started(self) -> tuple[WorkerStatus, ...]:
+        return () if self._manager is None else (*self._manager.workers, *self._manager.auxiliaries)
 
     def reap_orphans(self) -> None:
         """Reap dead children that are not ours to await; called when one has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from davincirunsdk.engines.messages import (  # noqa: TC001 # the wire reads these annotations
+    LogPiece,
     NodeFacts,
     NodePlan,
     NodeReport,
@@ -88,8 +89,46 @@ class RanksEnded(Message, frozen=True, kw_only=True):
     call: int
 
 
+class SeesFile(Message, frozen=True, kw_only=True):
+    """See `NodeAgent.sees_file`."""
+
+    call: int
+    path: str
+    beginning: bytes
+
+
+class Looked(Message, frozen=True):
+    """Answer to `SeesFile`."""
+
+    call: int
+    found: bool
+
+
+class ReadLog(Message, frozen=True, kw_only=True):
+    """See `NodeAgent.read_log`."""
+
+    call: int
+    rank: int
+    start: int
+    size: int
+
+
+class LogRead(Message, frozen=True):
+    """Answer to `ReadLog`."""
+
+    call: int
+    piece: LogPiece
+
+
+class SetLogsAside(Message, frozen=True, kw_only=True):
+    """See `NodeAgent.set_logs_aside`."""
+
+    call: int
+    attempt: int
+
+
 class Done(Message, frozen=True):
-    """Answer to `Stop`, `Signal` and `RanksEnded`."""
+    """Answer to `Stop`, `Signal`, `RanksEnded` and `SetLogsAside`."""
 
     call: int
 
@@ -101,5 +140,5 @@ class Failed(Message, frozen=True):
     why: str
 
 
-TO_AGENT = (Greeting, Start, Report, Stop, Signal, RanksEnded)
-FROM_AGENT = (Found, Refused, Started, Reported, Done, Failed)
+TO_AGENT = (Greeting, Start, Report, Stop, Signal, RanksEnded, SeesFile, ReadLog, SetLogsAside)
+FROM_AGENT = (Found, Refused, Started, Reported, Looked, LogRead, Done, Failed)

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from davincirunsdk.cluster import file_name
 from davincirunsdk.concurrency import Patience, in_thread, shield
 from davincirunsdk.diagnosis.language import choose_language
+from davincirunsdk.engines.collect_logs import collect_logs
 from davincirunsdk.engines.given_table import read_given
 from davincirunsdk.engines.joint import judge
 from davincirunsdk.engines.joint_attempt import JointAttempt
 from davincirunsdk.engines.planning import plan_anew, plan_nodes
+from davincirunsdk.engines.renewal import LAST_OF_LOST, renew
+from davincirunsdk.errors import PlatformError, RankTableError
 from davincirunsdk.host import addresses
 from davincirunsdk.job import JobBody
 from davincirunsdk.logs.events_file import EventLog
@@ -23,11 +26,15 @@ from davincirunsdk.logs.file import LogFile, open_log_files
 from davincirunsdk.options import (
     JobKeywords,
     JobOptions,
+    flag,
     parse_ranks,
     refuse_unknown,
     spelled_out,
 )
+from davincirunsdk.phrases import count, some_of
+from davincirunsdk.supervision.cause import NodeLost
 from davincirunsdk.supervision.restarts import Restarts, requeued
+from davincirunsdk.types import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from davincirunsdk.engines.given_table import GivenTable
-    from davincirunsdk.engines.node import Member, Placement
+    from davincirunsdk.engines.node import Member, NodeHandle, Placement
     from davincirunsdk.supervision.cause import TimeLimit
     from davincirunsdk.types import Event, RunResult, WorkerStatus
 
@@ -61,6 +68,8 @@ class NodesManager(JobBody):
             the platform's. The events of all nodes are written there here, beside the driver.
         collect: Ranks whose output is brought here for `logs`, written as for `echo`; by default
             all. All output is in the log files on the nodes in any case.
+        collect_logs: After a failure, bring the log files of nodes with other file systems to the log
+            folder here: all of a file up to 8 MiB, head and tail of a longer one, 256 MiB in all.
         notify: Takes progress lines while the job is not started yet.
         on_event: Called with every event of all nodes, in the job's loop; it must not block.
         **keywords: See `JobOptions`, which documents every option once.
@@ -79,13 +88,14 @@ class NodesManager(JobBody):
         log_dir: str | os.PathLike[str] | None = "./log",
         *,
         collect: str = "all",
+        collect_logs: bool = False,
         notify: Callable[[str], None] | None = None,
         on_event: Callable[[Event], object] | None = None,
         **keywords: Unpack[JobKeywords],
     ) -> None:
         refuse_unknown(keywords, JobKeywords.__annotations__)
         self._set_up(JobOptions.of(command, work_dir, log_dir, **keywords), notify, on_event)
-        self._set_up_nodes(placement, collect)
+        self._set_up_nodes(placement, collect, collect_logs)
 
     @classmethod
     def from_options(
@@ -94,6 +104,7 @@ class NodesManager(JobBody):
         options: JobOptions,
         *,
         collect: str = "all",
+        collect_logs: bool = False,
         notify: Callable[[str], None] | None = None,
         on_event: Callable[[Event], object] | None = None,
     ) -> NodesManager:
@@ -103,20 +114,22 @@ class NodesManager(JobBody):
             placement: The engine's nodes.
             options: What to run.
             collect: Ranks whose output is brought here for `logs`.
+            collect_logs: Bring log files here after a failure.
             notify: Takes progress lines while the job is not started yet.
             on_event: Called with every event of all nodes, in the job's loop.
         """
         manager = cls.__new__(cls)
         manager._set_up(options, notify, on_event)
-        manager._set_up_nodes(placement, collect)
+        manager._set_up_nodes(placement, collect, collect_logs)
         return manager
 
-    def _set_up_nodes(self, placement: Placement, collect: str) -> None:
+    def _set_up_nodes(self, placement: Placement, collect: str, collect_logs: bool) -> None:
         from davincirunsdk.platforms import job_id
 
         self._placement = placement
         self._job_id = self._options.name or file_name(job_id(os.environ))
         self._collect = parse_ranks(collect)
+        self._collect_logs = flag("collect_logs", collect_logs)
         self._members: list[Member] = []
         self._given: GivenTable | None = None
         self._table = ""
@@ -124,6 +137,7 @@ class NodesManager(JobBody):
         self._engine_lost = ""
         self._passed_on = 0
         self._restarts = Restarts(self._options, nnodes=1, requeued=requeued(os.environ))
+        self._not_renewed: RunResult | None = None
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
@@ -157,18 +171,10 @@ class NodesManager(JobBody):
             self._attempt.signal(number)
 
     async def _prepare(self) -> None:
-        given = self._given = await read_given(self._options, self._notify)
-        handles = await self._placement.open(given)
+        self._given = await read_given(self._options, self._notify)
+        handles = await self._placement.open(self._given)
         try:
-            shown = self._options.display.ranks
-            self._members, self._table = await plan_nodes(
-                handles,
-                # A job has one name on all nodes.
-                replace(self._options, name=self._job_id),
-                given=given,
-                wanted_ranks=None if self._collect is None or shown is None else self._collect | shown,
-                notify=self._notify,
-            )
+            await self._plan(handles)
             # Before the run begins: a stop may come in between.
             self._attempt = self._make_attempt()
             self._channels.open_display(self._options.display, self._names(), self._snapshot)
@@ -180,12 +186,24 @@ class NodesManager(JobBody):
             waits.settle()
             raise
 
+    async def _plan(self, handles: Sequence[NodeHandle]) -> None:
+        shown = self._options.display.ranks
+        self._members, self._table = await plan_nodes(
+            handles,
+            # A job has one name on all nodes.
+            replace(self._options, name=self._job_id),
+            given=self._given,
+            wanted_ranks=None if self._collect is None or shown is None else self._collect | shown,
+            notify=self._notify,
+        )
+
     def _make_attempt(self) -> JointAttempt:
         return JointAttempt(
             self._members,
             self._table,
             self._options,
             self._channels,
+            again=bool(self._restarts.earlier),
             started=self._tell_started,
             pass_on=self._pass_on,
             note_fault=self._note_fault,
@@ -221,29 +239,75 @@ class NodesManager(JobBody):
         self._begin_stop(reason=self._engine_lost, now=False)
 
     async def _may_try_again(self, waits: Patience, attempt: JointAttempt) -> bool:
-        """Plan the next attempt on the same nodes after its delay, if there is to be one."""
-        if attempt.start_error is not None or self._stop_wanted or self._engine_lost:
+        """Plan the next attempt after its delay, if there is to be one; on other nodes if some were lost."""
+        if attempt.start_error is not None or self._may_not_go_on():
             return False
         restarts = self._restarts
         result = await self._judge(waits)
-        coming = restarts.next(result, attempt.cause, time_left=self._ends_at - time.monotonic())
+        if self._may_not_go_on():
+            return False
+        renewing = isinstance(attempt.cause, NodeLost) and self._placement.renewal_timeout > 0
+        coming = restarts.next(
+            result,
+            None if renewing else attempt.cause,
+            time_left=self._ends_at - time.monotonic(),
+            # So long workers of a lost node may still be there, with its devices.
+            at_least=self._options.grace_period + LAST_OF_LOST if renewing else 0.0,
+        )
         if coming is None:
             if restarts.why:
                 self._say(f"no restart: {restarts.why}")
+            await self._bring_logs(waits, result, None)
             return False
         restarts.announce(coming, self._channels.emit)
         self._tell_started()
-        await restarts.pause(waits, coming.pause)
-        if self._stop_wanted:
-            restarts.stopped_in_pause = True
-            attempt.troubled.clear()
+        ends = time.monotonic() + coming.pause
+        await self._bring_logs(waits, result, coming.number - 1)
+        await restarts.pause(waits, max(0.0, ends - time.monotonic()))
+        if renewing and not await self._renew(waits, coming.number):
+            self._not_renewed = result
+        if self._may_not_go_on():
+            restarts.stopped_in_pause, self._not_renewed = True, None
             return False
-        if self._engine_lost:
-            restarts.stopped_in_pause = True
+        if self._not_renewed is not None:
             return False
         plan_anew(self._members, self._options, coming.number)
         self._attempt = self._make_attempt()
         return True
+
+    def _may_not_go_on(self) -> bool:
+        return self._stop_wanted or bool(self._engine_lost)
+
+    async def _renew(self, waits: Patience, number: int) -> bool:
+        """Have the next attempt on other nodes, or on fewer, in place of those that were lost."""
+        before = self._members
+        time_left = self._ends_at - time.monotonic()
+        work = renew(self._placement, before, self._plan, attempt=number - 1, time_left=time_left)
+        try:
+            await self._restarts.meanwhile(waits, work)
+        except (PlatformError, RankTableError) as error:
+            self._say(f"no restart: {error}")
+            return False
+        finally:
+            after, self._members = self._members, before
+        if self._may_not_go_on():
+            return False
+        self._members = after
+        of = f" instead of {len(before)}" if len(after) != len(before) else ""
+        self._say(f"attempt {number} is on {count(len(after), 'node')}{of}: {some_of(self.nodes)}")
+        return True
+
+    async def _bring_logs(self, waits: Patience, result: RunResult, attempt: int | None) -> None:
+        """Bring the logs of an attempt that failed, if that was asked for; a stop ends it."""
+        if not self._collect_logs or result.state is not JobState.FAILED:
+            return
+        if self._events_path is None:
+            self._say("logs cannot be brought here, for the log folder here cannot be written")
+            return
+        ranks = [failure.rank for failure in result.failures]
+        work = collect_logs(self._members, ranks, proof=self._events_path, attempt=attempt)
+        if text := await self._restarts.meanwhile(waits, work):
+            self._say(text)
 
     def _pass_on(self, text: str) -> None:
         """Say at once what a node warns of, such as its full disk, which nobody sees there."""
@@ -268,6 +332,8 @@ class NodesManager(JobBody):
     async def _judge(self, waits: Patience) -> RunResult:
         attempt = self._attempt
         assert attempt is not None
+        if self._not_renewed is not None:
+            return self._not_renewed
         # In a thread: with thousands of workers it would hold up the loop that we are a guest in.
         result = await waits.wait(
             in_thread(
@@ -280,6 +346,7 @@ class NodesManager(JobBody):
                     limit=attempt.limit,
                     engine_lost=self._engine_lost,
                     earlier=self._restarts.earlier,
+                    stopped=self._restarts.stopped_in_pause and self._stop_wanted,
                 )
             )
         )

@@ -118,6 +118,7 @@ def judge(
     limit: TimeLimit | Stalled | Straggling | None = None,
     engine_lost: str = "",
     earlier: Sequence[AttemptRecord] = (),
+    stopped: bool = False,
 ) -> RunResult:
     """Join the nodes' results, and judge all ranks by the rules that hold on one node.
 
@@ -132,6 +133,7 @@ def judge(
         limit: Why all nodes were told to stop, where that was a limit of the user's.
         engine_lost: How the engine itself was lost, "" while it was not.
         earlier: The attempts before this one.
+        stopped: What failed was about to be tried again when a stop was asked for: nobody is blamed.
 
     Returns:
         The result, with the report unless all went well. Workers of a lost node that had not ended are
@@ -150,7 +152,19 @@ def judge(
     report = (
         None
         if well
-        else _report(members, troubled, job_id, log_dir, leftovers, now, lang, limit, engine, earlier)
+        else _report(
+            members,
+            () if stopped else troubled,
+            () if stopped else [member for member in members if member.lost and member.result is None],
+            job_id,
+            log_dir,
+            leftovers,
+            now,
+            lang,
+            limit,
+            engine,
+            earlier,
+        )
     )
     state = judge_state(report, failed=any(result.failures for result in results))
     return RunResult(
@@ -172,6 +186,7 @@ def judge(
 def _report(
     members: Sequence[NodePart],
     troubled: Sequence[NodePart],
+    lost: Sequence[NodePart],
     job_id: str,
     log_dir: Path,
     leftovers: tuple[Leftover, ...],
@@ -185,7 +200,6 @@ def _report(
     from davincirunsdk.diagnosis.evidence import LostNode as Lost
     from davincirunsdk.diagnosis.judge import judge as judge_evidence
 
-    lost = [member for member in members if member.lost and member.result is None]
     end, reason = End.WORKERS, ""
     if limit is not None:
         end = End.TIME_LIMIT if isinstance(limit, TimeLimit) else End.STALLED

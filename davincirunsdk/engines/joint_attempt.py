@@ -1,7 +1,7 @@
 """The workers of all nodes together, once: started, heard of, and stopped everywhere when one fails.
 
 It is to a job of several nodes what `supervision.attempt` is to each of them: another attempt is another
-one of these, on the same nodes.
+one of these, on the same nodes or on others.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class JointAttempt:
         members: The nodes, planned, in node rank order.
         table: The job's rank table, "" without one.
         options: Of the whole job.
+        again: There was an attempt before: a node that is lost at the start is a lost node like any other.
         channels: Take events and output.
         started: Called when the workers of all nodes run.
         pass_on: Takes what a node warns of.
@@ -63,6 +64,7 @@ class JointAttempt:
         options: JobOptions,
         channels: Channels,
         *,
+        again: bool,
         started: Callable[[], None],
         pass_on: Callable[[str], None],
         note_fault: Callable[[Exception], None],
@@ -75,6 +77,7 @@ class JointAttempt:
         self._table = table
         self._options = options
         self._channels = channels
+        self._again = again
         self._started = started
         self._pass_on = pass_on
         self._note_fault = note_fault
@@ -269,7 +272,7 @@ class JointAttempt:
         member.lost = why
         text = f"{member.name} was lost: {why}"
         self._emit(Event(kind="warning", time=time.time(), detail=text), member)
-        if not member.started and self.start_error is None and not self._has_fault:
+        if not (member.started or self._again or self._has_fault) and self.start_error is None:
             # Without workers of its own in the report, and maybe of none, it would be a report on nothing.
             self.start_error = PlatformError(
                 f"{member.name} was lost while its workers were started: {why}; look at that host, "

@@ -80,3 +80,16 @@ class NodeReport:
     dropped: int = 0
     result: RunResult | None = None
     departing: str = field(default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPiece:
+    """A part of a worker's log file.
+
+    Attributes:
+        size: Bytes of the whole file.
+        data: Those that were asked for, fewer at its end.
+    """
+
+    size: int
+    data: bytes

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.engines.given_table import GivenTable
-    from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
+    from davincirunsdk.engines.messages import LogPiece, NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.types import RunResult, WorkerStatus
 
 
@@ -41,9 +41,25 @@ class NodeHandle(Protocol):
     async def ranks_ended(self) -> None:
         """See `NodeAgent.ranks_ended`."""
 
+    async def sees_file(self, path: str, beginning: bytes) -> bool:
+        """See `NodeAgent.sees_file`."""
+
+    async def read_log(self, rank: int, start: int, size: int) -> LogPiece:
+        """See `NodeAgent.read_log`."""
+
+    async def set_logs_aside(self, attempt: int) -> None:
+        """See `NodeAgent.set_logs_aside`."""
+
 
 class Placement(Protocol):
-    """What an engine does for the driver: one agent on each of several nodes."""
+    """What an engine does for the driver: one agent on each of several nodes.
+
+    Attributes:
+        renewal_timeout: Seconds within which nodes may be had in place of lost ones; 0 where there are no
+            others.
+    """
+
+    renewal_timeout: float
 
     async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         """Place the agents; called once. A cancellation leaves nothing placed.
@@ -54,6 +70,19 @@ class Placement(Protocol):
         Raises:
             PlatformError: The nodes or their devices cannot be had.
             RankTableError: The engine's nodes are not those of the table.
+        """
+
+    async def renew(self, bound: float) -> Sequence[NodeHandle]:
+        """End the agents, give all nodes back, and place agents anew on as many nodes as are to be had.
+
+        A cancellation leaves what `close` ends.
+
+        Args:
+            bound: Seconds to wait for nodes, `renewal_timeout` at most.
+
+        Raises:
+            PlatformError: The nodes cannot be had.
+            RankTableError: They are not those of the given table any more.
         """
 
     async def until_lost(self) -> str:

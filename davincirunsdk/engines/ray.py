@@ -48,6 +48,7 @@ def manager(
     address: str | None = None,
     placement_timeout: float = 300.0,
     collect: str = "all",
+    collect_logs: bool = False,
     notify: Callable[[str], None] | None = None,
     on_event: Callable[[Event], object] | None = None,
     **keywords: Unpack[JobKeywords],
@@ -70,6 +71,7 @@ def manager(
             program that is connected already stays with its cluster.
         placement_timeout: Seconds to wait for nodes that are free.
         collect: See there.
+        collect_logs: See there.
         notify: See there.
         on_event: See there.
         **keywords: See `JobOptions`, which documents every option once.
@@ -99,6 +101,7 @@ def manager(
         address=address,
         placement_timeout=placement_timeout,
         collect=collect,
+        collect_logs=collect_logs,
         notify=notify,
         on_event=on_event,
     )
@@ -112,6 +115,7 @@ def manager_of(
     address: str | None = None,
     placement_timeout: float = 300.0,
     collect: str = "all",
+    collect_logs: bool = False,
     notify: Callable[[str], None] | None = None,
     on_event: Callable[[Event], object] | None = None,
 ) -> NodesManager:
@@ -126,6 +130,7 @@ def manager_of(
         address: See there.
         placement_timeout: See there.
         collect: See there.
+        collect_logs: See there.
         notify: See there.
         on_event: See there.
 
@@ -154,7 +159,9 @@ def manager_of(
         grace_period=options.grace_period,
         notify=notify or (lambda text: logger.warning("%s", text)),
     )
-    return NodesManager.from_options(placement, options, collect=collect, notify=notify, on_event=on_event)
+    return NodesManager.from_options(
+        placement, options, collect=collect, collect_logs=collect_logs, notify=notify, on_event=on_event
+    )
 
 
 @called_like(manager)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from davincirunsdk.engines.given_table import GivenTable
-    from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
+    from davincirunsdk.engines.messages import LogPiece, NodeFacts, NodePlan, NodeReport, NodeStarted
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.engines.ray_reservation import Bundle
 
@@ -113,7 +113,7 @@ class RayPlacement:
         )
         self._resource = resource
         self._address = address
-        self._timeout = timeout
+        self._timeout = self.renewal_timeout = timeout
         self._table_timeout = table_timeout
         self._grace_period = grace_period
         self._notify = notify
@@ -420,6 +420,17 @@ class _RayNode:
 
     async def ranks_ended(self) -> None:
         await self._answer(self._actor.ranks_ended.remote())
+
+    async def sees_file(self, path: str, beginning: bytes) -> bool:
+        found: bool = await self._answer(self._actor.sees_file.remote(path, beginning))
+        return found
+
+    async def read_log(self, rank: int, start: int, size: int) -> LogPiece:
+        piece: LogPiece = await self._answer(self._actor.read_log.remote(rank, start, size))
+        return piece
+
+    async def set_logs_aside(self, attempt: int) -> None:
+        await self._answer(self._actor.set_logs_aside.remote(attempt))
 
     async def _answer(self, reference: Awaitable[Any]) -> Any:
         from ray.exceptions import RayError, RayTaskError

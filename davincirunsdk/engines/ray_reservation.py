@@ -117,10 +117,10 @@ class Reservation:
                 number, ready = able, None
                 await _at_once(self.release)
             elif there != told or time.monotonic() - told_at >= _REMINDER:
-                left = readable_time(max(0.0, bound - passed))
-                self._notify(
-                    f"waiting for {self._words()}, {left} more at most (--placement-timeout); {there}"
-                )
+                left = f"{readable_time(max(0.0, bound - passed))} more at most (--placement-timeout)"
+                if self._least <= able < number:
+                    left = f"{readable_time(_LAST_CALL - passed)} more, then going on with {able}"
+                self._notify(f"waiting for {self._words()}, {left}; {there}")
                 told, told_at = there, time.monotonic()
 
     def release(self) -> None:

@@ -31,10 +31,15 @@ from davincirunsdk.engines.calls import (
     Failed,
     Found,
     Greeting,
+    LogRead,
+    Looked,
     RanksEnded,
+    ReadLog,
     Refused,
     Report,
     Reported,
+    SeesFile,
+    SetLogsAside,
     Signal,
     Start,
     Started,
@@ -58,7 +63,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from davincirunsdk.engines.given_table import GivenTable
-    from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport
+    from davincirunsdk.engines.messages import LogPiece, NodeFacts, NodePlan, NodeReport
     from davincirunsdk.engines.node import NodeHandle
     from davincirunsdk.types import Event, RunResult
 
@@ -109,6 +114,7 @@ def manager(
     ssh: str = "ssh",
     remote_python: str = "",
     collect: str = "all",
+    collect_logs: bool = False,
     notify: Callable[[str], None] | None = None,
     on_event: Callable[[Event], object] | None = None,
     **keywords: Unpack[JobKeywords],
@@ -126,6 +132,7 @@ def manager(
         ssh: The program to use, with options, such as `ssh -p 2222`.
         remote_python: Python on the hosts; by default the path of this one.
         collect: See there.
+        collect_logs: See there.
         notify: See there.
         on_event: See there.
         **keywords: See `JobOptions`, which documents every option once.
@@ -146,6 +153,7 @@ def manager(
         ssh=ssh,
         remote_python=remote_python,
         collect=collect,
+        collect_logs=collect_logs,
         notify=notify,
         on_event=on_event,
     )
@@ -159,6 +167,7 @@ def manager_of(
     ssh: str = "ssh",
     remote_python: str = "",
     collect: str = "all",
+    collect_logs: bool = False,
     notify: Callable[[str], None] | None = None,
     on_event: Callable[[Event], object] | None = None,
 ) -> NodesManager:
@@ -171,6 +180,7 @@ def manager_of(
         ssh: See there.
         remote_python: See there.
         collect: See there.
+        collect_logs: See there.
         notify: See there.
         on_event: See there.
 
@@ -210,7 +220,9 @@ def manager_of(
         ),
         notify=notify or (lambda text: logger.warning("%s", text)),
     )
-    return NodesManager.from_options(placement, options, collect=collect, notify=notify, on_event=on_event)
+    return NodesManager.from_options(
+        placement, options, collect=collect, collect_logs=collect_logs, notify=notify, on_event=on_event
+    )
 
 
 @called_like(manager)
@@ -268,6 +280,8 @@ class SshPlacement:
         notify: Takes a line when hosts have to be waited for.
     """
 
+    renewal_timeout = 0.0
+
     def __init__(
         self,
         hosts: Sequence[str],
@@ -307,6 +321,17 @@ class SshPlacement:
             await self.close()
             raise
         return self._nodes
+
+    async def renew(self, bound: float) -> Sequence[NodeHandle]:
+        """Refuse: the user named the hosts, and there are no others.
+
+        Args:
+            bound: Not looked at.
+
+        Raises:
+            PlatformError: Always.
+        """
+        raise PlatformError("other hosts than those that were named cannot be had")
 
     async def until_lost(self) -> str:
         """Wait for ever: the hosts have nothing in common that could be lost."""
@@ -409,6 +434,17 @@ class _SshNode:
 
     async def ranks_ended(self) -> None:
         await self._call(Done, RanksEnded(call=next(self._numbers)))
+
+    async def sees_file(self, path: str, beginning: bytes) -> bool:
+        message = SeesFile(call=next(self._numbers), path=path, beginning=beginning)
+        return (await self._call(Looked, message)).found
+
+    async def read_log(self, rank: int, start: int, size: int) -> LogPiece:
+        message = ReadLog(call=next(self._numbers), rank=rank, start=start, size=size)
+        return (await self._call(LogRead, message)).piece
+
+    async def set_logs_aside(self, attempt: int) -> None:
+        await self._call(Done, SetLogsAside(call=next(self._numbers), attempt=attempt))
 
     async def close(self) -> None:
         """End the link, and with it the agent; kills the ssh that does not go by itself."""

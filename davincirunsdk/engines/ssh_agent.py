@@ -25,10 +25,15 @@ from davincirunsdk.engines.calls import (
     Failed,
     Found,
     Greeting,
+    LogRead,
+    Looked,
     RanksEnded,
+    ReadLog,
     Refused,
     Report,
     Reported,
+    SeesFile,
+    SetLogsAside,
     Signal,
     Start,
     Started,
@@ -161,6 +166,13 @@ class _Service:
             return Done(call.call)
         if isinstance(call, RanksEnded):
             await self._agent.ranks_ended()
+            return Done(call.call)
+        if isinstance(call, SeesFile):
+            return Looked(call.call, await self._agent.sees_file(call.path, call.beginning))
+        if isinstance(call, ReadLog):
+            return LogRead(call.call, await self._agent.read_log(call.rank, call.start, call.size))
+        if isinstance(call, SetLogsAside):
+            await self._agent.set_logs_aside(call.attempt)
             return Done(call.call)
         raise ValueError(f"{type(call).__name__} is not a call")
 

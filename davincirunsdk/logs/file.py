@@ -212,6 +212,8 @@ def keep_attempt(path: Path, number: int) -> None:
         OSError: It cannot be renamed.
     """
     target = path.with_name(f"{path.stem}-attempt-{number}{path.suffix}")
+    if not path.exists():
+        return
     if target.exists():
         _keep_earlier(target)
     with suppress(FileNotFoundError):

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from davincirunsdk.concurrency import resolve
 from davincirunsdk.phrases import count
@@ -28,7 +28,7 @@ from davincirunsdk.supervision.cause import (
 from davincirunsdk.types import AttemptRecord, Event, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from davincirunsdk.concurrency import Patience
     from davincirunsdk.options import JobOptions
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from davincirunsdk.types import RunResult
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
+
+T = TypeVar("T")
 
 _NEVER = {
     2: "exit code 2 is a usage error",
@@ -113,6 +115,7 @@ class Restarts:
     def begin(self) -> None:
         """Note that an attempt begins."""
         self._began = time.time()
+        self._pausing = None
 
     def with_attempts(self, result: RunResult, cause: Cause | None) -> RunResult:
         """Add all attempts to the result of the last one.
@@ -139,13 +142,16 @@ class Restarts:
         )
         return replace(result, attempts=(*self.earlier, last))
 
-    def next(self, result: RunResult, cause: Cause | None, *, time_left: float) -> Next | None:
+    def next(
+        self, result: RunResult, cause: Cause | None, *, time_left: float, at_least: float = 0.0
+    ) -> Next | None:
         """Decide about another attempt.
 
         Args:
             result: Of the last one, `with_attempts`.
             cause: Why that was stopped.
             time_left: Seconds until the job's time limit.
+            at_least: Seconds that have to pass before it.
 
         Returns:
             The next one; None where there is none, and then `why` says so.
@@ -160,7 +166,7 @@ class Restarts:
                 error=_same_error(result.failures[0].tail) if result.failures else "",
             )
         )
-        pause = delay(options.restart_delay, number - 1)
+        pause = max(delay(options.restart_delay, number - 1), at_least)
         self.why = why_not(self._trials, result, cause, on_stall=options.on_stall)
         if not self.why and self.nnodes > 1:
             self.why = "the job has several nodes, which a launcher on each cannot restart together"
@@ -193,8 +199,29 @@ class Restarts:
             waits: Of the job.
             seconds: How long.
         """
-        self._pausing = asyncio.get_running_loop().create_future()
-        await waits.within(seconds, self._pausing)
+        await waits.within(seconds, self._end_of_pause())
+
+    async def meanwhile(self, waits: Patience, work: Coroutine[Any, Any, T]) -> T | None:
+        """Do something between two attempts, unless `end_pause` comes first, which cancels it.
+
+        Args:
+            waits: Of the job.
+            work: What to do.
+
+        Returns:
+            Its result, None where it was cancelled.
+        """
+        working = asyncio.ensure_future(work)
+        await waits.until_any(working, self._end_of_pause())
+        if not working.done():
+            working.cancel()
+            await waits.until_any(working)
+        return None if working.cancelled() else working.result()
+
+    def _end_of_pause(self) -> asyncio.Future[None]:
+        if self._pausing is None:
+            self._pausing = asyncio.get_running_loop().create_future()
+        return self._pausing
 
     def end_pause(self) -> None:
         """Wait no longer: there will be no other attempt."""

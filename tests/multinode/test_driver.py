@@ -42,11 +42,16 @@ WORKER = [sys.executable, str(Path(__file__).parent / "programs" / "worker.py")]
 class Here:
     """A placement whose nodes are agents in this process."""
 
+    renewal_timeout = 0.0
+
     def __init__(self, *agents: NodeAgent) -> None:
         self.agents = agents
         self.closed = 0
         self.given: GivenTable | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def renew(self, bound: float) -> Sequence[NodeHandle]:
+        raise AssertionError("there are no other nodes")
 
     async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         self.given = table
@@ -309,6 +314,170 @@ async def test_a_lost_node_is_the_root_cause() -> None:
     assert [worker.state.value for worker in job.workers[:2]] == ["STOPPED", "STOPPED"]
     await fragile.stop()
     await fragile.leave("the test is over")
+
+
+class Renewing(Here):
+    """A placement that has other nodes in place of lost ones, as long as there are some."""
+
+    renewal_timeout = 5.0
+
+    def __init__(self, *rounds: Sequence[NodeAgent]) -> None:
+        super().__init__(*rounds[0])
+        self.rounds = list(rounds[1:])
+
+    async def renew(self, bound: float) -> Sequence[NodeHandle]:
+        """Give the next nodes."""
+        assert bound <= self.renewal_timeout
+        if not self.rounds:
+            raise PlatformError("found no 1 to 2 nodes")
+        return self.rounds.pop(0)
+
+
+async def lose(job: NodesManager, node: Fragile) -> None:
+    """Lose a node when its workers have started, and let it end them as a lost one does."""
+    async for event in job.events():
+        if event.kind == "started" and event.rank == 3:
+            break
+    node.lost.set()
+    await node.stop()
+    await node.leave("it is lost")
+
+
+async def test_an_attempt_after_the_loss_of_a_node_is_on_the_nodes_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has their ranks and its own number; logs of all attempts are kept, and the result tells of both."""
+    monkeypatch.setattr("davincirunsdk.engines.driver.LAST_OF_LOST", 0.0)
+    steady, fragile = NodeAgent(), Fragile()
+    shown = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    source = (
+        f"import os, time; print(*(os.environ[name] for name in {shown}), flush=True)\n"
+        "time.sleep(600 * (os.environ['WORLD_SIZE'] == '4'))"
+    )
+    job = NodesManager(
+        Renewing([steady, fragile], [NodeAgent()]),
+        [sys.executable, "-c", source],
+        nproc_per_node=2,
+        max_restarts=1,
+        restart_delay=0.1,
+        grace_period=0.5,
+        name="lossy",
+    )
+    async with job:
+        await lose(job, fragile)
+        result = await job.wait()
+    assert [worker.log_path.read_text().split() for worker in result.workers] == [
+        ["0", "2", "1"],
+        ["1", "2", "1"],
+    ]
+    first, second = result.attempts
+    assert (first.exit_code, second.exit_code, second.number) == (1, 0, 1)
+    assert "node 1, ranks 2, 3 were there: its cable was cut" in first.reason
+    # The lost node's files are on a disk that the driver sees.
+    names = [path.name.partition("-proc-")[2] for path in Path("log").glob("lossy*-proc-rank-*")]
+    assert sorted(name for name in names if "-attempt-0" in name) == [
+        f"rank-{rank}-device-{rank % 2}-attempt-0.txt" for rank in range(4)
+    ]
+    assert sorted(name for name in names if "-attempt-" not in name) == [
+        "rank-0-device-0.txt",
+        "rank-1-device-1.txt",
+    ]
+
+
+async def test_without_other_nodes_the_loss_is_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is missing is said, and report and exit code are those of the attempt that lost the node."""
+    monkeypatch.setattr("davincirunsdk.engines.driver.LAST_OF_LOST", 0.0)
+    fragile = Fragile()
+    job = NodesManager(
+        Renewing([NodeAgent(), fragile]),
+        WORKER,
+        nproc_per_node=2,
+        max_restarts=1,
+        restart_delay=0.1,
+        grace_period=0.5,
+    )
+    async with job:
+        await lose(job, fragile)
+        with pytest.raises(DistributedRuntimeError) as caught:
+            await job.wait()
+    assert "its cable was cut" in caught.value.root_cause.reason
+    assert caught.value.result is not None
+    assert [attempt.number for attempt in caught.value.result.attempts] == [0]
+    assert "no restart: found no 1 to 2 nodes" in caplog.text
+
+
+async def test_a_stop_ends_the_wait_for_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that do not come are not waited for after a stop; the job has been stopped, not failed."""
+    monkeypatch.setattr("davincirunsdk.engines.driver.LAST_OF_LOST", 0.0)
+    fragile, waited_for = Fragile(), asyncio.Event()
+
+    class Slow(Renewing):
+        renewal_timeout = 600.0
+
+        async def renew(self, bound: float) -> Sequence[NodeHandle]:
+            waited_for.set()
+            await asyncio.sleep(bound)
+            raise AssertionError("not reached: the wait is cancelled")
+
+    job = NodesManager(
+        Slow([NodeAgent(), fragile]),
+        WORKER,
+        nproc_per_node=2,
+        max_restarts=1,
+        restart_delay=0.1,
+        grace_period=0.5,
+    )
+    async with job:
+        await lose(job, fragile)
+        await waited_for.wait()
+        began = time.monotonic()
+        await job.stop()
+        assert time.monotonic() - began < 10
+        assert str(job.state) == "STOPPED"
+
+
+async def test_logs_of_other_disks_are_brought_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of one node are here, so only the other's come; head and tail of a longer one."""
+    monkeypatch.setattr("davincirunsdk.engines.collect_logs._MOST_OF_FILE", 80_000)
+    monkeypatch.setattr("davincirunsdk.engines.collect_logs._PIECE", 7_000)
+    source = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '2': sys.stdout.write('first\\n' + 'x' * 100_000 + '\\nlast\\n')\n"
+        "if os.environ['RANK'] == '3': print('short')\n"
+        "sys.stdout.flush(); time.sleep(0.5); sys.exit(3 * (os.environ['RANK'] == '2'))"
+    )
+    far = Odd({"log_dir": tmp_path / "far"})
+
+    async def see_nothing(path: str, beginning: bytes) -> bool:
+        # It is the events file of the driver that tells.
+        assert path.endswith("-nodes-events.jsonl")
+        assert beginning
+        return False
+
+    monkeypatch.setattr(far, "sees_file", see_nothing)
+    job = NodesManager(
+        Here(NodeAgent(), far),
+        [sys.executable, "-c", source],
+        nproc_per_node=2,
+        name="far",
+        collect_logs=True,
+        keep_going=True,
+    )
+    with pytest.raises(DistributedRuntimeError):
+        async with job:
+            await job.wait()
+    assert "logs of ranks 2, 3 were brought to " in caplog.text
+    assert "of rank 2 head and tail, 78 KiB" in caplog.text
+    assert Path("log/far-proc-rank-3-device-1.txt").read_text() == "short\n"
+    text = Path("log/far-proc-rank-2-device-0.txt").read_text()
+    whole = (tmp_path / "far" / "far-proc-rank-2-device-0.txt").read_text()
+    head, note, tail = text.partition(f"\n... {len(whole) - 80_000} bytes left out here; the file on the")
+    assert note
+    assert (head, tail.partition(" node has all\n")[2]) == (whole[:10_000], whole[-70_000:])
 
 
 async def test_a_node_that_never_answers_a_stop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,15 @@ SLEEP = ["sh", "-c", "echo up; exec sleep 600"]
 class Here:
     """A placement whose nodes are agents in this process."""
 
+    renewal_timeout = 0.0
+
     broken = False
 
     def __init__(self) -> None:
         self.agents = (NodeAgent(), NodeAgent())
+
+    async def renew(self, bound: float) -> Sequence[NodeHandle]:
+        raise AssertionError("there are no other nodes")
 
     async def open(self, table: GivenTable | None) -> Sequence[NodeHandle]:
         return self.agents
