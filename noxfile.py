@@ -170,8 +170,8 @@ def netns(session: nox.Session) -> None:
 
 @nox.session(python=["3.11"])
 def pictures(session: nox.Session) -> None:
-    """Make README's pictures from real runs; needs Debian's package chromium for the run report."""
-    session.install(".", "pyte")
+    """Make README's pictures from real runs; needs Debian's package chromium for what a browser shows."""
+    session.install(".[notebook-tests,stacks]", "nbconvert", "pyte")
     session.run("python", "docs/pictures.py")
 
 

@@ -1,6 +1,6 @@
-"""Make README's pictures from real runs: terminals as SVG, the run report in a browser as PNG.
+"""Make README's pictures from real runs: terminals as SVG, run report and notebook in a browser as PNG.
 
-`nox -s pictures` runs it; it needs Debian's package chromium for the run report.
+`nox -s pictures` runs it; it needs Debian's package chromium for what a browser shows.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shlex
 import shutil
 import struct
 import subprocess
@@ -17,7 +18,10 @@ import termios
 import time
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pyte
+from nbconvert import HTMLExporter
 from rich.console import Console
 from rich.text import Text
 
@@ -37,6 +41,14 @@ for step in range(1, int(sys.argv[1]) + 1):
         labels = {"batch": 17}
         raise ValueError(f"batch {labels['batch']} has no labels")
 """
+
+
+CELL = """\
+from davincirunsdk import start_and_wait_distributed_train
+
+start_and_wait_distributed_train(
+    ["python", "train.py", "200"], nproc_per_node=4, name="llama-7b", output_notebook=True
+)"""
 
 
 def screen_of(command: list[str], folder: Path, *, until: str = "", lines: int = LINES) -> pyte.Screen:
@@ -117,11 +129,20 @@ def _colour(name: str) -> str:
     return {"brown": "yellow", "brightbrown": "bright_yellow"}.get(name, name.replace("bright", "bright_"))
 
 
+def notebook(folder: Path) -> Path:
+    """Run a cell in a real kernel and return the notebook as a page."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(book, resources={"metadata": {"path": str(folder)}}).execute()
+    page = folder / "notebook.html"
+    page.write_text(HTMLExporter().from_notebook_node(book)[0])
+    return page
+
+
 def browse(page: Path, path: Path, height: int) -> None:
     """Take a picture of a page."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
-        print("NOT MADE: the run report needs chromium")
+        print(f"NOT MADE: {path} needs chromium")
         return
     subprocess.run(
         [
@@ -137,17 +158,19 @@ def browse(page: Path, path: Path, height: int) -> None:
 def main() -> None:
     """Make all pictures."""
     command = Path(sys.executable).with_name("davincirun")
+    # So that no picture shows where this Python is.
+    os.environ["PATH"] = f"{command.parent}:{os.environ['PATH']}"
     control = Path(sys.executable).with_name("davincirunctl")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)
         base = [str(command), "--nproc-per-node", "8", "--name", "llama-7b"]
-        failing = [*base, "--echo", "0", "--html", "run.html", "train.py", "200", "--fail"]
+        failing = [*base, "--echo", "0", "--html", "run.html", "python", "train.py", "200", "--fail"]
         save(
             screen_of(failing, folder),
             "davincirun",
             HERE / "failure.svg",
-            "davincirun --echo 0 --html run.html train.py 200 --fail",
+            "davincirun --echo 0 --html run.html python train.py 200 --fail",
         )
         browse(folder / "run.html", HERE / "run-report.png", 1500)
         save(
@@ -156,21 +179,13 @@ def main() -> None:
             HERE / "live.svg",
             "davincirun --live train.py 200",
         )
-        job = subprocess.Popen([*base, "--quiet", "--echo", "none", "train.py", "2000"], cwd=folder)
-        try:
-            time.sleep(3)
-            words = f"{control} list; {control} status llama-7b; {control} stacks llama-7b"
-            shell = screen_of(["sh", "-c", words], folder)
-        finally:
-            job.terminate()
-            job.wait()
+        job = shlex.join([*base, "--quiet", "--echo", "none", "train.py", "2000"])
+        look = f"{control} list; {control} status llama-7b; {control} stacks llama-7b"
+        # Other jobs of this machine do not belong into the picture.
+        alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+        shell = screen_of([*alone, "sh", "-c", f"{job} 2>/dev/null & sleep 3; {look}; kill $!; wait"], folder)
         save(shell, "davincirunctl", HERE / "control.svg", "davincirunctl list; ... status; ... stacks")
-        save(
-            screen_of([str(control), "doctor"], folder),
-            "davincirunctl doctor",
-            HERE / "doctor.svg",
-            "davincirunctl doctor",
-        )
+        browse(notebook(folder), HERE / "notebook.png", 520)
 
 
 if __name__ == "__main__":
