@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from davincirunsdk.diagnosis.evidence import End
 from davincirunsdk.diagnosis.knowledge import Role, Words
 from davincirunsdk.diagnosis.reasons import reason_in_chinese
-from davincirunsdk.phrases import compact
+from davincirunsdk.phrases import compact, ranks, some_of
 from davincirunsdk.types import Verdict, WorkerState
 
 if TYPE_CHECKING:
@@ -174,15 +174,21 @@ def _is_after(one: Account, other: Account) -> bool:
 def _node_lost(evidence: Evidence, failed: Sequence[Account]) -> _Found | None:
     if not evidence.lost or any(_is_own(one) for one in failed):
         return None
-    lost = evidence.lost[0]
-    ranks = compact(lost.ranks)
+    lost, *later = evidence.lost
     if lost.node_rank < 0:
         return Verdict.NODE_LOST, (), Words(en=f"Sure: {lost.reason}", zh=f"确定：{lost.reason}")
-    why = Words(
-        en=f"Sure: node {lost.node_rank} ({lost.node}) with ranks {ranks} was lost: {lost.reason}",
-        zh=f"确定：节点 {lost.node_rank}（{lost.node}，rank {ranks}）失联：{lost.reason}",
-    )
-    return Verdict.NODE_LOST, (), why
+    there = f" with {ranks(lost.ranks)}" if lost.ranks else ""
+    en = f"Sure: node {lost.node_rank} ({lost.node}){there} was lost: {lost.reason}"
+    there = f"，rank {compact(lost.ranks)}" if lost.ranks else ""
+    zh = f"确定：节点 {lost.node_rank}（{lost.node}{there}）失联：{lost.reason}"
+    if later:
+        others = some_of([f"node {one.node_rank} ({one.node})" for one in later])
+        en += f"; then {others}"
+        zh += f"；随后失联：{others}"
+    if len(evidence.lost) >= max(2, evidence.nnodes - 1):
+        en += ". No other node is heard of: it may be the network of the one that hears them no more"
+        zh += "。其他节点全部失联：也可能是本机自己的网络中断"
+    return Verdict.NODE_LOST, (), Words(en=en, zh=zh)
 
 
 def _is_own(one: Account) -> bool:

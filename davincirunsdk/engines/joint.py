@@ -147,6 +147,7 @@ def judge(
     leftovers = tuple(leftover for result in results for leftover in result.leftovers)
     log_dir = results[0].log_dir if results else Path("log")
     now = time.time()
+    order = tuple(dict.fromkeys([*troubled, *members]))
     # Whoever failed before the engine was lost is the cause still.
     engine = [_engine(members, engine_lost, now)] if engine_lost else []
     report = (
@@ -155,7 +156,7 @@ def judge(
         else _report(
             members,
             () if stopped else troubled,
-            () if stopped else [member for member in members if member.lost and member.result is None],
+            () if stopped else [member for member in order if member.lost and member.result is None],
             job_id,
             log_dir,
             leftovers,
@@ -200,6 +201,7 @@ def _report(
     from davincirunsdk.diagnosis.evidence import LostNode as Lost
     from davincirunsdk.diagnosis.judge import judge as judge_evidence
 
+    order = tuple(dict.fromkeys([*troubled, *members]))
     end, reason = End.WORKERS, ""
     if limit is not None:
         end = End.TIME_LIMIT if isinstance(limit, TimeLimit) else End.STALLED
@@ -235,7 +237,7 @@ def _report(
                     for member in lost
                 ),
             ),
-            node_order=tuple(member.node_rank for member in dict.fromkeys([*troubled, *members])),
+            node_order=tuple(member.node_rank for member in order),
             end=end,
             reason=reason,
             attempt=len(earlier),

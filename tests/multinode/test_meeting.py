@@ -304,6 +304,25 @@ async def test_a_launcher_that_dies_is_lost_at_once() -> None:
         assert "node 1" in words(found)
 
 
+async def test_the_node_that_was_lost_first_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one that stands first in the job; the report names the others, and whom else to suspect."""
+    monkeypatch.setattr(meeting_host, "_SLACK", 0.5)
+    port = free_port()
+    async with met(*(terms_of(rank, port) for rank in range(3))) as (host, _, second):
+        await all_in(host, 3)
+        assert isinstance(second.meeting, GuestMeeting)
+        assert second.meeting._channel is not None
+        second.meeting._channel.abort()
+        await asyncio.wait_for(host.stopped.wait(), 5)
+        found = await host.meeting.conclude(result(0, None))
+    assert found.report is not None
+    assert found.report.root_cause.node_rank == 2
+    assert "node 2 (h2) with rank 2 was lost: the connection has ended; then node 1 (h1)" in " ".join(
+        words(found).split()
+    )
+    assert "the network of the one that hears them no more" in " ".join(words(found).split())
+
+
 async def test_without_node_0_the_others_stop_and_say_so() -> None:
     """Each judges for itself and names node 0."""
     port = free_port()
@@ -317,7 +336,7 @@ async def test_without_node_0_the_others_stop_and_say_so() -> None:
             assert found.state is JobState.FAILED
             assert found.report is not None
             assert found.report.root_cause.node_rank == 0
-            assert "node 0" in words(found)
+            assert "node 0 (h0) was lost: the connection has ended" in words(found)
 
 
 async def test_a_silent_node_is_lost_after_its_time() -> None:
