@@ -120,12 +120,16 @@ class Run:
         return error.exit_code
 
     def _say_stopped(self, job: Job, first: signal.Signals) -> int:
-        ended: dict[WorkerState, list[int]] = {}
-        for worker in job.workers:
-            ended.setdefault(worker.state, []).append(worker.rank)
-        if not ended or set(ended) == {WorkerState.PENDING}:
+        if all(worker.state is WorkerState.PENDING for worker in job.workers):
             self._say(f"stopped by {first.name} before a worker was started")
-            return 128 + first
+        else:
+            self._say_how_workers_ended(f"stopped by {first.name}", job.workers)
+        return 128 + first
+
+    def _say_how_workers_ended(self, why: str, workers: Sequence[WorkerStatus]) -> None:
+        ended: dict[WorkerState, list[int]] = {}
+        for worker in workers:
+            ended.setdefault(worker.state, []).append(worker.rank)
         told = {
             WorkerState.STOPPED: "ended in time",
             WorkerState.FAILED: "ended badly",
@@ -134,10 +138,9 @@ class Run:
             WorkerState.PENDING: "not started",
         }
         parts = [f"{ranks(ended[state])} {words}" for state, words in told.items() if state in ended]
-        self._say(f"stopped by {first.name}: {'; '.join(parts)}")
-        for line in _silent_ranks(job.workers):
+        self._say(f"{why}: {'; '.join(parts)}")
+        for line in _silent_ranks(workers):
             self._say(line)
-        return 128 + first
 
     def _say(self, text: str) -> None:
         if not self._quiet:
@@ -157,6 +160,9 @@ class Run:
         if result.state is JobState.SUCCEEDED:
             workers = count(len(result.workers), "worker")
             self._say(f"{workers} succeeded in {result.ended - result.started:.1f} s")
+        elif result.state is JobState.STOPPED:
+            # By a wish that came to the launcher of another node.
+            self._say_how_workers_ended("stopped", result.workers)
         if result.lost_log_bytes:
             short = [worker.rank for worker in result.workers if worker.lost_bytes]
             of = f" of {ranks(short)}" if short else ""

@@ -163,6 +163,11 @@ def test_ctrl_c_on_one_node_stops_all(job: Launchers, stopped: int) -> None:
     os.killpg(job.running[stopped].pid, signal.SIGINT)
     assert job.codes() == [130, 130, 130]
     assert job.logs().count("saved on SIGTERM") == 6
+    for rank in range(NODES):
+        by = " by SIGINT" if rank == stopped else ""
+        assert f"stopped{by}: ranks {2 * rank}, {2 * rank + 1} ended in time" in job.said(rank), job.said(
+            rank
+        )
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2])
