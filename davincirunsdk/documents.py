@@ -157,7 +157,7 @@ def write_whole(path: Path, text: str) -> None:
         OSError: It cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         # A device or a pipe cannot be replaced, and is meant to be written to.
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return

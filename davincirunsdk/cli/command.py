@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import resource
@@ -32,6 +31,7 @@ from davincirunsdk.manifests.command import manifest_kind, print_manifest
 from davincirunsdk.options import JobOptions, NodeKeywords, absolute, node_range
 from davincirunsdk.supervision import terminal
 from davincirunsdk.supervision.placeholders import differs
+from davincirunsdk.supervision.script_file import check_script
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR
 
 if TYPE_CHECKING:
@@ -208,20 +208,16 @@ def _job(
 def _complete(command: tuple[str, ...], module: bool, work_dir: str, *, look: bool) -> tuple[str, ...]:
     """Put the current Python in front of a module or a Python script; `look` whether that is there."""
     folder = absolute("work_dir", work_dir)
-    if look and folder.exists() and not folder.is_dir():
+    if look and os.path.exists(folder) and not os.path.isdir(folder):
         raise PlatformError(f"work_dir {folder} is not a folder; expected one for the workers: --work-dir")
     if module:
         return (_python(), "-m", *command)
     if not command[0].endswith(".py"):
         return command
-    script = folder / command[0]
-    if look and not script.exists():
-        raise WorkerSpawnError(
-            f"can't open file {command[0]!r}: No such file or directory (looked for {script}); "
-            "scripts are seen from --work-dir",
-            errno=errno.ENOENT,
-        )
-    return (_python(), *command)
+    complete = (_python(), *command)
+    if look:
+        check_script(complete, folder)
+    return complete
 
 
 def _python() -> str:

@@ -117,7 +117,7 @@ def newest_events(name: str) -> Path | None:
         name: Log folder of the job, or its id where the folder is `./log`, as it is by default.
     """
     folder = Path(name)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         found = list(folder.glob(f"*{_EVENTS}"))
     elif os.sep in name:
         return None

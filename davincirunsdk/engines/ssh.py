@@ -214,7 +214,7 @@ def manager_of(
         python=remote_python or sys.executable,
         greeting=Greeting(
             env={name: value for name, value in os.environ.items() if CARRIED.fullmatch(name)},
-            folders=(str(options.work_dir),) if options.work_dir.is_dir() else (),
+            folders=(str(options.work_dir),) if os.path.isdir(options.work_dir) else (),
             nproc_per_node=per_node,
             lost_after=options.lost_after,
         ),

@@ -41,9 +41,9 @@ def log_root(env: Mapping[str, str], *, command_line: bool = True) -> Path:
     """
     if not command_line:
         return Path("/tmp/logdir")
-    if env.get("BATCH_TASK_LOG_PATH") and Path(env["BATCH_TASK_LOG_PATH"]).is_dir():
+    if env.get("BATCH_TASK_LOG_PATH") and os.path.isdir(env["BATCH_TASK_LOG_PATH"]):
         return Path(env["BATCH_TASK_LOG_PATH"])
-    if env.get("MA_MOUNT_PATH") and Path(env["MA_MOUNT_PATH"], "log").is_dir():
+    if env.get("MA_MOUNT_PATH") and os.path.isdir(Path(env["MA_MOUNT_PATH"], "log")):
         return Path(env["MA_MOUNT_PATH"], "log")
     return Path("/tmp/log")
 

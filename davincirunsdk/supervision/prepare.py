@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import socket
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -379,7 +380,7 @@ def _check_document(path: Path | None, name: str) -> None:
     Raises:
         PlatformError: There can be no new file in its folder.
     """
-    if path is None or (path.exists() and not path.is_file()):
+    if path is None or (os.path.exists(path) and not os.path.isfile(path)):
         return
     import tempfile
 
@@ -416,13 +417,22 @@ def _check_command(command: tuple[str, ...], work_dir: Path, environment: Mappin
         anywhere = shutil.which(word, mode=os.F_OK, path=environment.get("PATH", os.defpath))
         found = Path(anywhere) if anywhere is not None else None
         where = "looked in the folders of PATH"
-    if found is None or not found.exists():
+    try:
+        is_folder = found is not None and stat.S_ISDIR(found.stat().st_mode)
+    except PermissionError as error:
+        raise WorkerSpawnError(
+            f"command {word!r} cannot be reached: {error.strerror}: {found}; let this user into its folders",
+            errno=errno.EACCES,
+        ) from None
+    except OSError:
+        found = None
+    if found is None:
         raise WorkerSpawnError(
             f"command not found: {word!r} ({where}); "
             "check the spelling, or give its path, seen from --work-dir (work_dir)",
             errno=errno.ENOENT,
         )
-    if found.is_dir():
+    if is_folder:
         raise WorkerSpawnError(f"command {word!r} is a folder: {found}; name a program", errno=errno.EACCES)
     if not os.access(found, os.X_OK):
         raise WorkerSpawnError(

@@ -20,10 +20,13 @@ from davincirunsdk.supervision.script_file import script_of
 PY = sys.executable
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+ROOT_LIKE_OTHERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+
+
+def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run the command with two workers."""
     return subprocess.run(
-        [PY, "-m", "davincirunsdk", "--nproc-per-node", "2", *words],
+        [*before, PY, "-m", "davincirunsdk", "--nproc-per-node", "2", *words],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -73,15 +76,36 @@ async def test_the_library_says_so_too(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-async def test_a_script_that_cannot_be_read(tmp_path: Path) -> None:
-    """A script without read permission is an error of the start."""
-    script = tmp_path / "s.py"
-    script.write_text("")
-    script.chmod(0)
-    with pytest.raises(WorkerSpawnError, match="Permission denied"):
-        async with FMKManager([PY, "s.py"], tmp_path, tmp_path / "log", nproc_per_node=2):
-            pass
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("s.py",), 126),
+        ((PY, "s.py"), 126),
+        (("closed/t.py",), 126),
+        ((PY, "closed/t.py"), 126),
+        (("closed/program",), 126),
+        (("--work-dir", "closed/in", "t.py"), 126),
+        (("--work-dir", "closed/in", "true"), 3),
+        (("--work-dir", "closed/in", "-m", "t"), 3),
+        (("--report", "closed/r.json", "true"), 3),
+        (("--html", "closed/in/r.html", "true"), 3),
+        (("--metrics", "closed/in/r.prom", "true"), 3),
+    ],
+    ids=str,
+)
+def test_what_may_not_be_read(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
+    """A file that this user may not read, or a folder not entered, is an error of the start and said once."""
+    (tmp_path / "s.py").touch(0)
+    (tmp_path / "closed" / "in").mkdir(parents=True)
+    (tmp_path / "closed" / "t.py").touch()
+    (tmp_path / "closed" / "program").touch(0o755)
+    (tmp_path / "closed").chmod(0)
+    done = run(tmp_path, *words, before=() if os.geteuid() else ROOT_LIKE_OTHERS)
+    (tmp_path / "closed").chmod(0o755)
+    assert done.returncode == code, done.stderr
+    assert "Permission denied" in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert not list(tmp_path.glob("log/*.txt"))
 
 
 @pytest.mark.parametrize(
