@@ -49,7 +49,7 @@ class Account:
         earlier: Its first line at error level, where the finding itself says little.
         earlier_time: When that was.
         by_signal: The signal that ended it and that we did not send, also behind 128 + n.
-        aborted: Its last words are those of a program that aborts, whatever its exit code.
+        ending: Its last words are those of a program that ends, whatever is known of its exit.
     """
 
     of: RankEvidence
@@ -65,7 +65,7 @@ class Account:
     earlier: str
     earlier_time: float | None
     by_signal: signal.Signals | None
-    aborted: bool
+    ending: bool
 
     @property
     def rank(self) -> int:
@@ -103,7 +103,7 @@ class Account:
             )
         # A library may log an error of waiting and wait on: that is no end.
         known_cause = self.finding.role is Role.PRIMARY and self.finding.sure
-        ends = self.aborted or self.finding.kind not in (Kind.LOG, Kind.WORDS)
+        ends = self.ending or self.finding.kind not in (Kind.LOG, Kind.WORDS)
         return (of.exit_code or 0) > 0 or known_cause or ends
 
     @property
@@ -187,7 +187,7 @@ def read_rank(evidence: RankEvidence) -> Account:
         earlier=earlier.text.strip()[:600] if earlier is not None else "",
         earlier_time=earlier.time if earlier is not None else None,
         by_signal=_foreign_signal(evidence),
-        aborted=any(block.kind is Kind.ABORT for block in at_end),
+        ending=any(block.kind in (Kind.ABORT, Kind.TRACEBACK) and not block.thread for block in at_end),
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _TOGETHER = 5.0
 """Seconds within which ranks that leave with one code are taken to leave by agreement."""
+_AT_ONCE = 0.2
+"""Seconds within which one hand kills all ranks of a job."""
 _MOST_SUSPECTS = 8
 
 
@@ -139,13 +141,30 @@ def _stopped_from_outside(ranks: Sequence[Account], failed: Sequence[Account]) -
         return None
     if with_reason or any(one.running and one.of.told is None for one in ranks):
         return None
+    caught: list[Account] = []
     if signal.SIGKILL in numbers:
         # The kernel kills some for memory; whoever kills all is a scheduler, a limit or a user.
         touched = {one.rank for one in (*outside, *rest)}
         untouched = [one for one in ranks if one.rank not in touched]
-        if any(one.of.state is not WorkerState.SUCCEEDED for one in untouched):
+        caught = [one for one in untouched if _stopped_at_once(one, first)]
+        at_once = all((one.of.ended or math.inf) - first < _AT_ONCE for one in outside)
+        if len(caught) > (len(outside) if at_once else 0):
+            return None
+        if any(one.of.state is not WorkerState.SUCCEEDED and one not in caught for one in untouched):
             return None
     names = "/".join(sorted(number.name for number in numbers if number is not None))
+    if caught:
+        listed = _list(outside)
+        return (
+            Verdict.STOPPED,
+            (),
+            Words(
+                en=f"Likely: {names}, which this program did not send, ended {listed.en} in one moment, in which our own stop "
+                "signal ended the others: a scheduler, a limit or a user stopped the job, or the kernel for memory",
+                zh=f"很可能：{listed.zh} 在同一时刻被 {names} 结束，且不是本程序发送，其余在同一时刻被本程序停止："
+                "由调度系统、限制、用户，或内核因内存不足停止",
+            ),
+        )
     count = len(outside)
     why = Words(
         en=f"Sure: {names}, which this program did not send, ended {count} of {len(ranks)} ranks alike: a scheduler, "
@@ -153,6 +172,14 @@ def _stopped_from_outside(ranks: Sequence[Account], failed: Sequence[Account]) -
         zh=f"确定：{len(ranks)} 个 rank 中有 {count} 个被 {names} 结束，且不是本程序发送：由调度系统、限制或用户停止",
     )
     return Verdict.STOPPED, (), why
+
+
+def _stopped_at_once(one: Account, moment: float) -> bool:
+    """Whether our signal ended it in the moment in which others were killed, so that its own fate is not known."""
+    of = one.of
+    return (
+        of.state is WorkerState.STOPPED and of.told is not None and abs((of.ended or 0.0) - moment) < _AT_ONCE
+    )
 
 
 def _auxiliary(auxiliaries: Sequence[Account], failed: Sequence[Account]) -> _Found | None:
@@ -234,6 +261,13 @@ def _own_fault(
     if len(alike) > 1:
         first_words = _list(alike[:1])
         listed = _list(sorted(alike, key=lambda one: one.rank))
+        if lead.by_signal is not None and lead.ended_from_outside:
+            name = lead.by_signal.name
+            why = Words(
+                en=f"Sure: {listed.en} were ended by {name}, which this program did not send, {first_words.en} first",
+                zh=f"确定：{listed.zh} 被 {name} 结束，该信号不是本程序发送，{first_words.zh} 最先",
+            )
+            return Verdict.FAILED_ALIKE, alike, why
         why = Words(
             en=f"Sure: {listed.en} failed alike by themselves, {first_words.en} first",
             zh=f"确定：{listed.zh} 以相同方式自行失败，{first_words.zh} 最先",
@@ -283,6 +317,8 @@ def _are_alike(one: Account, other: Account) -> bool:
         return True
     if one.by_signal is not other.by_signal:
         return False
+    if one.ended_from_outside and abs((one.of.ended or 0.0) - (other.of.ended or 0.0)) < _AT_ONCE:
+        return True
     if one.finding is None or other.finding is None:
         return (
             one.finding is other.finding

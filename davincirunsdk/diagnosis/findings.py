@@ -210,7 +210,7 @@ def _around(text: str, known: Known) -> str:
     lowered = text.lower()
     fragments = known.fragments or ((known.code.lower(),),)
     at = next((lowered.find(parts[0]) for parts in fragments if all(part in lowered for part in parts)), 0)
-    return text if at < _TOLD_AFTER else "... " + text[at - _LEAD_IN :]
+    return text if at < _TOLD_AFTER else "... " + text[at - _LEAD_IN :].partition(" ")[2]
 
 
 def _is_bare(text: str) -> bool:

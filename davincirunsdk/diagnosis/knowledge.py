@@ -199,7 +199,11 @@ _DEVICE = _w(
     "check the device with npu-smi info; reset or replace it", "用 npu-smi info 检查设备，必要时复位或更换"
 )
 _HARDWARE = _w("hardware or driver", "硬件或驱动问题")
-_OPERATOR = _w("find the operator's name in the lines around it", "在相邻日志行中找到算子名")
+_OPERATOR = _w(
+    "with the operator's name from the lines around it, check its inputs (shape, type, index range); rerun with "
+    "ASCEND_LAUNCH_BLOCKING=1 to find the line of the script",
+    "从相邻日志行得到算子名，检查其输入（形状、类型、索引范围）；用 ASCEND_LAUNCH_BLOCKING=1 重跑以定位脚本中的代码行",
+)
 _DATA = _w(
     "check the data pipeline and its storage: speed, workers that died",
     "检查数据管道与存储：速度、是否有数据进程退出",
@@ -229,6 +233,10 @@ _SLOW_START = _w(
     "查看 rank 0 或被指出的 rank 当时在做什么；在进程汇合之前准备好数据与模型，或增大 init_process_group 的 timeout",
 )
 _SAME_END = _w("local and remote end have the same address", "本端与对端地址相同")
+_TOO_LARGE = _w(
+    "the batch or model part is too large, or a leftover process holds memory",
+    "batch 或模型切分过大，或有残留进程占用内存",
+)
 _PEER_GONE = _w("another rank died or never started", "其他 rank 已退出或从未启动")
 
 _HCCL = (
@@ -449,9 +457,11 @@ FRAGMENTS: tuple[Known, ...] = (
           _w("the order in which libraries are loaded", "库的加载顺序"),
           _w("import that library first, or put it into LD_PRELOAD", "先导入该库，或将其加入 LD_PRELOAD"), "host",
           "static tls block"),
-    _text("driver", P, _w("NPU memory is used up", "NPU 内存不足"),
-          _w("the batch or model part is too large, or a leftover process holds memory",
-             "batch 或模型切分过大，或有残留进程占用内存"), _MEMORY, "faultdiag",
+    _text("CUDA", P, _w("GPU memory is used up", "GPU 显存不足"), _TOO_LARGE,
+          _w("use a smaller batch or model part, and look for a leftover process on the card (nvidia-smi)",
+             "减小 batch 或模型切分，并用 nvidia-smi 查看卡上是否有残留进程"), "cuda",
+          "cuda out of memory", "cuda error: out of memory", "cuda_error_out_of_memory"),
+    _text("driver", P, _w("NPU memory is used up", "NPU 内存不足"), _TOO_LARGE, _MEMORY, "faultdiag",
           "npu out of memory", "outofmemoryerror", "allocate continuous memory failed", "devmemallochugepagemanaged failed"),
     _text("host", P, _w("the host or container ran out of memory", "主机或容器内存不足"),
           _w("the container's limit, or data workers", "容器内存限制，或数据加载进程"),
@@ -459,10 +469,8 @@ FRAGMENTS: tuple[Known, ...] = (
              "提高容器内存限制，或减少数据进程与缓存"), "faultdiag",
           "memory cgroup out of memory", "out of memory: killed process", "exitstatus=137", "cannot allocate memory",
           "std::bad_alloc", "oom-kill", "oomkilled", "memoryerror"),
-    _text("driver", P, _w("NPU memory is used up", "NPU 内存不足"),
-          _w("the batch or model part is too large, or a leftover process holds memory",
-             "batch 或模型切分过大，或有残留进程占用内存"), _MEMORY, "faultdiag",
-          "out of memory"),
+    _text("driver", P, _w("the device's memory is used up", "设备内存不足"), _TOO_LARGE, _MEMORY, "faultdiag",
+          "out of memory", "memory allocation failed", "failed to allocate memory", ("aclrtmalloc failed", "size")),
     _text("driver", P, _w("the device lost its heartbeat", "设备心跳丢失"), _HARDWARE, _DEVICE, "faultdiag",
           "device lost heartbeat", "device lost heartbeart"),
     _text("CUDA", P, _w("the device's memory has an error that cannot be corrected", "设备内存出现无法纠正的错误"),
