@@ -17,7 +17,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 
 from davincirunsdk.environment.worker import FRAMEWORKS
 from davincirunsdk.errors import PlatformError
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.types import RunResult
+
+    Hook: TypeAlias = str | Callable[[RunResult], object]
+else:
+    # What is sent to other nodes, whose wire reads this, has none that is a function.
+    Hook = str
 
 MeetChoice = Literal["auto", "off", "require"]
 ColourChoice = Literal["auto", "always", "never"]
@@ -364,7 +369,7 @@ def _text_that(parse: Callable[[str], object], example: str) -> Callable[[str, o
     return check
 
 
-def _hook(name: str, value: object) -> str | Callable[[RunResult], object]:
+def _hook(name: str, value: object) -> Hook:
     """Check what is to run at the end."""
     if callable(value) and not inspect.iscoroutinefunction(value):
         return value
@@ -563,7 +568,7 @@ class JobOptions(Wish):
     lang: str = option("auto", one_of(("auto", "en", "zh")))
     html: Path | None = option(None, absolute)
     metrics: Path | None = option(None, absolute)
-    on_end: str | Callable[[RunResult], object] | None = option(None, _hook)
+    on_end: Hook | None = option(None, _hook)
     sample_usage: bool = False
     progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
     timeout: float | None = option(None, _positive)
