@@ -6,6 +6,7 @@ All launchers start the same workers in turn, within one run. Exit code 1 if a t
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -16,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from measure import (
@@ -26,6 +28,7 @@ from measure import (
     RunError,
     argument_parser,
     clean_up_on_sigterm,
+    command_line,
     conclude,
     cpu_seconds,
     environment,
@@ -45,6 +48,9 @@ SETTLING = 2.0
 """Seconds after the start from which on a launcher should be quiet."""
 SILENCE = 5.0
 SILENCE_RUNS = 3
+KILLED_RUNS = 2
+AFTERWARDS = 4.0
+"""Seconds after SIGKILL of the launcher at which workers that still run count as left behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,24 @@ def torchrun(path: str) -> Launcher:
     return Launcher(name="torchrun", start=start)
 
 
+def msrun(path: str) -> Launcher:
+    """It puts its own Python in front of a script, and starts that as MindSpore's scheduler, too."""
+
+    def start(command: Sequence[str | Path], folder: Path) -> Program:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        options = [
+            *(f"--worker_num={WORKERS}", f"--local_worker_num={WORKERS}", "--node_rank=0", "--join=True"),
+            *(f"--master_port={port}", f"--log_dir={folder / 'log'}"),
+        ]
+        script = [HERE / "worker_msrun.py", *command[len(PYTHON) :]]
+        path_of_python = {"PATH": f"{Path(path).parent}:{os.environ['PATH']}"}
+        return Program([path, *options, *script], _notes(folder), path_of_python)
+
+    return Launcher(name="msrun", start=start)
+
+
 def mpirun(path: str) -> Launcher:
     def start(command: Sequence[str | Path], folder: Path) -> Program:
         options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(WORKERS)]
@@ -143,6 +167,7 @@ class Launchers:
         self.first_line = Figure(
             title="launch until the last worker's first line is shown", unit="s", target=0.25
         )
+        self.left = Figure(title="workers left after SIGKILL of the launcher", unit="workers", target=0)
         self.trivial = Figure(title="8 trivial workers, start to end", unit="s", target=0.35)
         self.memory = Figure(title="peak memory of the launcher", unit="MB", target=40)
         self.all_memory = Figure(title="the same with its helper processes", unit="MB")
@@ -158,6 +183,7 @@ class Launchers:
             self.told,
             self.returned,
             self.first_line,
+            self.left,
             self.trivial,
             self.memory,
             self.all_memory,
@@ -196,6 +222,21 @@ class Launchers:
         died = moments.pop(VICTIM)
         self.told.add(launcher.name, *(1000 * (moment - died) for moment in moments))
         self.returned.add(launcher.name, 1000 * (ended - died))
+
+    def killed(self, launcher: Launcher, repetition: int, folder: Path) -> None:
+        """The launcher is killed and can do nothing any more."""
+        command = [*PYTHON, HERE / "worker_mortal.py", folder / "notes", "none", "exit", "0"]
+        program = launcher.start(command, folder)
+        with program.cleaned():
+            program.until_noted("ready", WORKERS)
+            program.process.kill()
+            program.process.wait()
+            left = program.workers()
+            deadline = time.monotonic() + AFTERWARDS
+            while left and time.monotonic() < deadline:
+                time.sleep(0.05)
+                left = [pid for pid in left if str(folder) in command_line(pid)]
+        self.left.add(launcher.name, len(left))
 
     def success(self, launcher: Launcher, repetition: int, folder: Path) -> None:
         """Eight workers say a line and end."""
@@ -247,11 +288,53 @@ def import_time(ours: str, number: int) -> Figure:
     return figure
 
 
+def version_of(ours: str) -> str:
+    """Ask the command for its version."""
+    said = subprocess.run([ours, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    return said.split()[-1]
+
+
+def write_tables(measured: Launchers, folder: Path, version: str, date: str) -> None:
+    """Put the medians into the first table of both READMEs; who was not measured keeps its cell."""
+    rows = (measured.told, measured.returned, measured.first_line, measured.left)
+    for name, all_of_them, none_of_them in (
+        ("README.md", "all", "never"),
+        ("README.zh-CN.md", "全部", "从不"),
+    ):
+        lines = (folder / name).read_text().split("\n")
+        head = next(number for number, line in enumerate(lines) if "| davincirun | 0.1.5 |" in line)
+        columns = [cell.strip() for cell in lines[head].split("|")]
+        for number, figure in enumerate(rows, head + 2):
+            cells = lines[number].split("|")
+            for place, column in enumerate(columns):
+                values = figure.values.get("davincirun 0.1.5" if column == "0.1.5" else column)
+                if values:
+                    cells[place] = f" {_cell(median(values), figure.unit, all_of_them, none_of_them)} "
+            lines[number] = "|".join(cells)
+        told = next(number for number in range(head, len(lines)) if "benchmarks/README.md" in lines[number])
+        lines[told] = re.sub(r"\d{4}-\d\d-\d\d", date, re.sub(r"\d+\.\d+\.\d+", version, lines[told]))
+        (folder / name).write_text("\n".join(lines))
+
+
+def _cell(value: float, unit: str, all_of_them: str, none_of_them: str) -> str:
+    if unit == "workers":
+        return all_of_them if value == WORKERS else f"{value:g}"
+    if value == float("inf"):
+        return none_of_them
+    return f"{value:.2g} {unit}" if value < 10 else f"{value:.0f} {unit}"
+
+
 def main() -> int:
     parser = argument_parser(__doc__.partition("\n")[0], 7)
     parser.add_argument("--old", metavar="PATH", default="", help="davincirun of version 0.1.5")
     parser.add_argument("--torchrun", metavar="PATH", default="torchrun")
+    parser.add_argument("--msrun", metavar="PATH", default="msrun")
     parser.add_argument("--mpirun", metavar="PATH", default="mpirun")
+    parser.add_argument(
+        "--readme",
+        action="store_true",
+        help="write the figures into the tables of README.md and README.zh-CN.md",
+    )
     options = parser.parse_args()
     clean_up_on_sigterm()
     print_machine()
@@ -260,6 +343,7 @@ def main() -> int:
         (davincirun, options.ours),
         (davincirun_0_1, options.old),
         (torchrun, options.torchrun),
+        (msrun, options.msrun),
         (mpirun, options.mpirun),
     ):
         found = shutil.which(path)
@@ -277,10 +361,14 @@ def main() -> int:
         measured.each(measured.success, repetition)
         if repetition < SILENCE_RUNS:
             measured.each(measured.silence, repetition)
+        if repetition < KILLED_RUNS:
+            measured.each(measured.killed, repetition)
     code = conclude([*measured.figures(), import_time(options.ours, options.repetitions)])
     for name, why in measured.broken.items():
         print(f"failed: {name}: {why}")
         code = 1
+    if options.readme:
+        write_tables(measured, HERE.parent, version_of(options.ours), time.strftime("%Y-%m-%d"))
     return code
 
 

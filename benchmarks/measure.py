@@ -155,7 +155,7 @@ class Program:
                 self.process.wait()
             for pid in self.workers():
                 # The pid may be anybody's by now; ours has the folder among its words.
-                if str(self.notes) in _command_line(pid):
+                if str(self.notes) in command_line(pid):
                     os.kill(pid, signal.SIGKILL)
             self._reader.join(5.0)
             for pipe in (self.process.stdout, self.process.stderr):
@@ -168,7 +168,8 @@ def python_of(command: str) -> Path:
     return Path(command).absolute().with_name("python")
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
+    """Return the words of a process, "" if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
