@@ -148,11 +148,13 @@ class JobBody(ABC):
 
     def _about(self) -> tuple[tuple[str, str | int], ...]:
         """What the events file says of the job: who looks after it, and what it runs."""
+        table = self._options.rank_table
         return (
             ("launcher", os.getpid()),
             ("started_by", "davincirun" if self._options.command_line else "a program"),
             ("command", shlex.join(self._options.command)),
             ("versions", f"davincirunsdk {__version__}, Python {platform.python_version()}"),
+            *((("rank_table", str(table)),) if table is not None else ()),
         )
 
     # What a job does, by its kind.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import platform
+import re
 import tarfile
 import time
 from dataclasses import dataclass
@@ -13,15 +15,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from davincirunsdk import __version__
+from davincirunsdk.output.run_record import read_record
+from davincirunsdk.platforms.paths import log_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from davincirunsdk.output.run_record import RunRecord
 
 _LOG_BYTES = 8 << 20
 """Bytes of a log that are taken from its begin, and as many from its end."""
 
 _PLOGS = 64
 """Files of CANN's own log that are taken, the newest ones."""
+
+_PLOG = re.compile(r"plog-.*\.log")
+_AFTER = 60.0
+"""Seconds after a job's end in which its processes may still have written to theirs."""
+
+_KINDS = r"(node(s|-\d+)-)?(events|launcher|scheduler|stacks|proc-rank)(-[^.]*)?\.\w+"
+"""What the names of a run's own files go on with; an earlier run's have a number before the ending."""
+
+_SHORTEST = 4
+"""Letters of a value that is worth hiding: shorter ones are words and numbers of everybody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +65,23 @@ class Item:
             return 0
 
 
-def items_of(folder: Path, job: str, env: Mapping[str, str]) -> list[Item]:
+def items_of(events: Path, env: Mapping[str, str]) -> list[Item]:
     """List what goes into the archive of a job; blocking, also for the doctor's looks.
 
     Args:
-        folder: Its log folder.
-        job: Its name.
+        events: Its events file, among its logs. Other jobs' and earlier runs' logs are left out.
         env: The environment that it ran in, or one like it: names go in, no value.
     """
+    folder, record = events.parent, read_record(events)
+    own = re.compile(rf"{re.escape(record.job)}-{_KINDS}")
     items = [
         Item(name=f"logs/{path.name}", source=path)
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.name.startswith(f"{job}-")
+        if own.fullmatch(path.name) and path.is_file()
     ]
-    items += [Item(name=f"plog/{name}", source=path) for name, path in _plogs(env)]
-    if (table := env.get("RANK_TABLE_FILE")) and Path(table).is_file():
+    items += [Item(name=f"plog/{name}", source=path) for name, path in _plogs(env, record)]
+    table = dict(record.about).get("Rank table") or env.get("RANK_TABLE_FILE")
+    if table and os.path.isfile(table):
         items.append(Item(name="rank_table.json", source=Path(table)))
     report, text = _report(folder)
     items.append(Item(name="report.json", data=report))
@@ -108,12 +126,30 @@ def _bounded(path: Path) -> bytes:
         return f"cannot be read: {error.strerror}\n".encode()
 
 
-def _plogs(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    root = Path(env.get("ASCEND_PROCESS_LOG_PATH") or Path(env.get("HOME", "/")) / "ascend/log")
-    found = [path for path in root.rglob("plog-*.log") if path.is_file()] if root.is_dir() else []
-    newest = sorted(found, key=lambda path: path.stat().st_mtime)[-_PLOGS:]
-    for path in newest:
-        yield str(path.relative_to(root)), path
+def _plogs(env: Mapping[str, str], record: RunRecord) -> Iterator[tuple[str, Path]]:
+    """Find CANN's own logs that were written to while the job ran."""
+    roots = [Path(env.get("HOME", "/"), "ascend/log"), log_root(env), log_root(env, command_line=False)]
+    if own := env.get("ASCEND_PROCESS_LOG_PATH"):
+        roots.insert(0, Path(own))
+    last = record.ended + _AFTER if record.finished else math.inf
+    found: dict[str, tuple[float, str, Path]] = {}
+    for root in roots:
+        for folder, _, names in os.walk(root):
+            for name in names:
+                path = Path(folder, name)
+                if not _PLOG.fullmatch(name) or (at := _written(path)) is None:
+                    continue
+                if record.started - 1 <= at <= last:
+                    found.setdefault(os.path.realpath(path), (at, str(path.relative_to(root)), path))
+    for _, name, path in sorted(found.values())[-_PLOGS:]:
+        yield name, path
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def _report(folder: Path) -> tuple[bytes, bytes]:
@@ -133,7 +169,20 @@ def _findings(folder: Path, env: Mapping[str, str]) -> bytes:
         f"{one.level.name.lower():8} {one.where}: {one.found}"
         for one in examine(Site(env=dict(env), log_dir=folder))
     ]
-    return ("\n".join(lines) + "\n").encode(errors="backslashreplace")
+    return _without_values("\n".join(lines) + "\n", env).encode(errors="backslashreplace")
+
+
+def _without_values(text: str, env: Mapping[str, str]) -> str:
+    """Put a variable's name in the place of what looks like its value, or like one of a list."""
+    parts = {
+        part: name
+        for name, value in env.items()
+        for part in (value, *re.split(r"[,;:\s]+", value))
+        if len(part) >= _SHORTEST
+    }
+    for part in sorted(parts, key=len, reverse=True):
+        text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", lambda _, part=part: f"${parts[part]}", text)  # type: ignore[misc]
+    return text
 
 
 def _versions() -> str:

@@ -316,21 +316,19 @@ def bundle(job: str, output: str | None, dry_run: bool) -> None:
     """Pack what helps to explain a job.
 
     One archive holds the logs, events, report, versions and the doctor's findings of JOB, which is a
-    running job or a log folder. Of environment variables it holds the names, never the values.
+    running job, a log folder, or the id of a job that is over where its folder is ./log. Of environment
+    variables it holds the names, never the values.
     """
     from davincirunsdk.ctl.bundle import items_of, write_bundle
     from davincirunsdk.output.run_record import read_record
 
-    folder, name = Path(job), ""
-    if folder.is_dir():
-        found = sorted(folder.glob("*-events.jsonl"), key=os.path.getmtime)
-        if not found:
-            _fail(f"{folder} holds no events file of davincirun: expected <job>-events.jsonl", _FAULT)
-        name = read_record(found[-1]).job
-    else:
-        running = _find(None if job == "-" else job)
-        folder, name = running.events.parent, running.job_id
-    items = items_of(folder, name, os.environ)
+    events = newest_events(job)
+    if events is None and os.path.isdir(job):
+        _fail(f"{job} holds no events file of davincirun: expected <job>-events.jsonl", _FAULT)
+    if events is None or any(job in (one.job_id, one.mark) for one in running_jobs()):
+        events = _find(None if job == "-" else job).events
+    name = read_record(events).job
+    items = items_of(events, os.environ)
     for item in items:
         click.echo(f"{item.size:>12}  {_plain(item.name)}")
     if dry_run:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ABOUT = {"command": "Command", "versions": "Versions", "launcher": "Launcher"}
+_ABOUT = {
+    "command": "Command",
+    "versions": "Versions",
+    "launcher": "Launcher",
+    "rank_table": "Rank table",
+}
 """What the first event says of the job, and how a person reads it."""
 
 _TAIL_BYTES = 16 << 10
