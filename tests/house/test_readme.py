@@ -14,6 +14,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 OTHERS = {"--epochs", "--fail", "--kill-on-bad-exit", "--signal", "--strict", "--html", "--standalone"} | {
+    "--timeout-graceful-shutdown",
     # Of torchrun and msrun, which the command translates.
     "--rdzv-endpoint", "--shutdown-timeout", "--nproc", "--worker", "--join", "--local",
 }  # fmt: skip
@@ -26,6 +27,8 @@ with TestClient(app) as client:
     job = client.post("/start", json={"command": [sys.executable, "train.py"]}).json()["job"]
     print(client.get(f"/log/{job}").text, end="")
     assert client.post("/start", json={"command": ["no-such-command"]}).status_code == 422
+    assert client.post("/start", json={}).status_code == 422
+    assert client.get("/log/none").status_code == 404
 """
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -58,6 +59,7 @@ exec sh -c "$1"
 """
 
 pytestmark = pytest.mark.timeout(150)
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
 @pytest.fixture
@@ -104,16 +106,8 @@ def service(place: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = "127.0.0.1", probe.getsockname()[1]
-    words = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "--port",
-        str(address[1]),
-        "--log-level",
-        "error",
-        "service:app",
-    ]
+    (start,) = re.findall(r"`(uvicorn [^`]+)`", README)
+    words = [sys.executable, "-m", *start.split(), "--port", str(address[1]), "--log-level", "error"]
     with subprocess.Popen(words) as server:
         try:
             wait_until(lambda: _answers(address), timeout=30)
@@ -131,10 +125,27 @@ def _answers(address: tuple[str, int]) -> bool:
 def test_what_is_shown_is_what_is_printed(console: str, place: Path) -> None:
     """Every line that README shows is printed, and, without `...`, no other."""
     if "curl" in console:
+        if shutil.which("curl") is None:
+            pytest.skip("curl is not installed")
         with service(place) as address:
             compare(console.replace("localhost:8000", address).replace("curl", "curl -s"), place)
     else:
         compare(console, place)
+
+
+@needs_curl
+def test_open_readers_do_not_hold_the_end_of_the_service(place: Path) -> None:
+    """A job that still runs is stopped with it, though somebody still reads what it says."""
+    (place / "slow.py").write_text("import time\nprint('here I am', flush=True)\ntime.sleep(600)\n")
+    with service(place) as address:
+        order = json.dumps({"command": ["python", "slow.py"]})
+        assert '"job":"0"' in run(f"curl -s -d {shlex.quote(order)} {address}/start").stdout
+        words = ["curl", "-s", "-N", f"{address}/log/0"]
+        reader = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert reader.stdout is not None
+        assert "here I am" in reader.stdout.readline()
+    with reader:
+        assert "here I am" in reader.stdout.read()
 
 
 def compare(console: str, place: Path) -> None:
