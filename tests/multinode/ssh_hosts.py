@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ from hosts import ip
 from processes import wait_until
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Iterator
 
 SSHD = "/usr/sbin/sshd"
@@ -82,6 +82,18 @@ class SshHost:
         for pid in self.pids():
             if f"NSpid:\t{pid}\t{listener}\n" in _read(f"/proc/{pid}/status"):
                 os.kill(pid, number)
+
+    def restart_sshd(self) -> None:
+        """End the sshd that listens, and start another one."""
+        old = (self.folder / "sshd.pid").read_text()
+        self.signal_sshd(signal.SIGTERM)
+        wait_until(lambda: not (self.folder / "sshd.pid").exists(), what=f"sshd of {self.name} ends")
+        words = self.command(
+            SSHD, "-f", str(self.folder / "sshd_config"), "-E", str(self.folder / "sshd.log")
+        )
+        subprocess.run(words, check=True)
+        wait_until((self.folder / "sshd.pid").exists, what=f"a new sshd of {self.name}")
+        assert (self.folder / "sshd.pid").read_text() != old
 
     def pids(self) -> list[int]:
         """Every process of this host, as numbered outside."""

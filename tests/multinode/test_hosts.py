@@ -193,6 +193,28 @@ def test_keywords_that_do_not_fit_are_refused() -> None:
         ssh.manager(["true"], hosts="a", node_rank=1)  # type: ignore[call-arg] # that is the point
 
 
+async def test_one_connection_for_each_host_and_few_at_a_time(tmp_path: Path) -> None:
+    """No password is asked for, the user's own words stay, and sshd has to take no more than 32 at once."""
+    client = tmp_path / "ssh"
+    # A write of a line at the end of a file is one piece, also of several processes.
+    client.write_text(
+        f'#!/bin/sh\necho "+ $*" >>{tmp_path}/calls\nsleep 0.5\necho - >>{tmp_path}/calls\nexit 255\n'
+    )
+    client.chmod(0o755)
+    job = ssh.manager(["true"], log_dir=tmp_path, hosts="n[1-80]", ssh=f"{client} -p 2222")
+    with pytest.raises(PlatformError, match="80 of 80 hosts cannot be used"):
+        await job.__aenter__()
+    open_now, most, calls = 0, 0, []
+    for line in (tmp_path / "calls").read_text().splitlines():
+        open_now += 1 if line.startswith("+") else -1
+        most = max(most, open_now)
+        if line.startswith("+"):
+            calls.append(line.split())
+    assert 8 < most <= 32
+    assert sorted(words[words.index("--") + 1] for words in calls) == sorted(f"n{n}" for n in range(1, 81))
+    assert all(words[1:3] == ["-p", "2222"] and "-oBatchMode=yes" in words for words in calls)
+
+
 async def test_an_ssh_that_is_not_there_is_named(tmp_path: Path) -> None:
     """No client: the error says what to install, and nothing is left."""
     job = ssh.manager(["true"], log_dir=tmp_path, hosts="a,b", ssh=str(tmp_path / "ssh"))

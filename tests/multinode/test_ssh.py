@@ -388,10 +388,11 @@ def test_the_end_of_a_link_ends_both_sides(hosts: SshHosts, end: str) -> None:
 def test_a_cable_out_for_a_moment_and_a_new_sshd_do_no_harm(hosts: SshHosts) -> None:
     """Three seconds without a cable, and an sshd that is started again: the job goes on to its end."""
     with running(hosts, "--nproc-per-node", "1", "--lost-after", "20", ranks=3) as driver:
-        hosts.hosts[0].signal_sshd(signal.SIGTERM)
+        hosts.hosts[0].restart_sshd()
         hosts.hosts[1].cut()
         time.sleep(3)  # the fault itself: a cable that is out for so long
         hosts.hosts[1].mend()
+        assert run(hosts.launch("--nproc-per-node", "1", "true", hosts="h1")).returncode == 0
         os.kill(driver.pid, signal.SIGUSR1)
         wait_until(lambda: logs(hosts).count("saved on SIGUSR1") == 3, what="all ranks have saved")
         assert "saved on SIGTERM" not in logs(hosts)
