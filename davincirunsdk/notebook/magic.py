@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from davincirunsdk.blocking import start_and_wait_distributed_train
 from davincirunsdk.cli.command import read_options
 from davincirunsdk.cli.peers import PeerOptionError
+from davincirunsdk.cli.script import check_syntax
 from davincirunsdk.cli.spelling import with_options
 from davincirunsdk.errors import DavinciRunError
 
@@ -77,6 +78,7 @@ def run_cell(line: str, cell: str, number: int) -> None:
     keywords["env"] = {**given, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(script), *arguments]
     try:
+        check_syntax(command, script.parent)
         start_and_wait_distributed_train(
             command, work_dir, log_dir or "./log", output_notebook=True, **keywords
         )

@@ -56,6 +56,15 @@ def test_a_traceback_points_into_the_cell(tmp_path: Path) -> None:
         assert ours not in shown, "the launcher's own frames hide the error"
 
 
+def test_a_syntax_error_is_told_once(tmp_path: Path) -> None:
+    """With the line of the cell, before any worker would say the same."""
+    source = "%%davincirun --nproc-per-node 4\nimport os\nx = = 1\n"
+    _, cell = run(tmp_path, LOAD, source, allow_errors=True)
+    shown = words(cell)
+    assert "log/cell-3.py, line 3: SyntaxError: invalid syntax (x = = 1); nothing was started" in shown
+    assert not list((tmp_path / "log").glob("*.txt"))
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -63,7 +72,7 @@ def test_a_traceback_points_into_the_cell(tmp_path: Path) -> None:
         ("--nproc-per-nod 2", "No such option"),
         ("--detach", "--detach has no use in a cell"),
         ("--help", "no use in a cell"),
-        ("--stop-signal TREM", "stop_signal"),
+        ("--stop-signal TREM", "--stop-signal is"),
         ("--name 'a", "quotation"),
     ],
 )
