@@ -67,6 +67,9 @@ async def _collect(members: Sequence[Member], first: Sequence[int], proof: Path,
     except OSError as error:
         raise _NoRoom(f"{proof} cannot be read: {error.strerror}") from None
     there = [member for member in members if not member.lost and member.result is not None]
+    lost = [member for member in members if member.lost]
+    gone = await asyncio.gather(*(in_thread(_is_away, member) for member in lost))
+    away = [f"{member.name}, which was lost" for member, is_away in zip(lost, gone, strict=True) if is_away]
     shared = await asyncio.gather(*(_shares(member.handle, proof, beginning) for member in there))
     wanted = [
         (member, worker)
@@ -75,7 +78,7 @@ async def _collect(members: Sequence[Member], first: Sequence[int], proof: Path,
         for worker in (*member.workers, *member.auxiliaries)
     ]
     if not wanted:
-        return ""
+        return f"logs of {some_of(away)}, cannot be brought here" if away else ""
     order = {rank: place for place, rank in enumerate(first)}
     wanted.sort(key=lambda one: order.get(one[1].rank, len(order)))
     most = min(_MOST_OF_FILE, max(_LEAST_OF_FILE, _MOST // len(wanted)))
@@ -86,7 +89,6 @@ async def _collect(members: Sequence[Member], first: Sequence[int], proof: Path,
     handles = {member.name: member.handle for member in there}
     turns = asyncio.Semaphore(_NODES_AT_A_TIME)
     cut: list[int] = []
-    away: list[str] = []
 
     async def bring(node: str, workers: Sequence[WorkerStatus]) -> None:
         async with turns:
@@ -108,13 +110,17 @@ async def _collect(members: Sequence[Member], first: Sequence[int], proof: Path,
     if left:
         parts.append(f"{count(len(left), 'more log')} stayed on the nodes")
     if away:
-        parts.append(f"not all: {some_of(away)}")
+        parts.append(f"not those of {some_of(away)}")
     return "; ".join(parts)
 
 
 def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(_BEGINNING)
+
+
+def _is_away(member: Member) -> bool:
+    return any(not worker.log_path.exists() for worker in member.workers)
 
 
 async def _shares(handle: NodeHandle, proof: Path, beginning: bytes) -> bool:

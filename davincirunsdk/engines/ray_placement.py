@@ -433,13 +433,17 @@ class _RayNode:
         await self._answer(self._actor.set_logs_aside.remote(attempt))
 
     async def _answer(self, reference: Awaitable[Any]) -> Any:
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
         try:
             return await reference
         except RayTaskError as error:
             # The agent's own error, which Ray wraps.
             raise error.cause from None
+        except ActorUnavailableError:
+            raise NodeLostError(
+                f"{self._hosts.of(self._place)}: the connection to its agent has ended"
+            ) from None
         except RayError as error:
             host, text = self._hosts.of(self._place), self._hosts.named(str(error))
             if missing := _MISSING.search(text):

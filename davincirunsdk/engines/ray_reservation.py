@@ -95,14 +95,14 @@ class Reservation:
             RankTableError: The rank table's nodes are not in the cluster, or smaller than it says.
         """
         began = time.monotonic()
-        if self.given is None and self._count is None:
-            self._count = await _at_once(self._common_count)
         number, bundles = self._most, list[Bundle]()
         ready: asyncio.Future[Any] | None = None
         told, told_at = "", 0.0
         # Ray tells nobody that its nodes have changed, so they are looked at.
         while True:
             nodes = await _at_once(self._nodes)
+            if self.given is None and self._count is None:
+                self._count = self._common_count(nodes)
             if ready is None and (bundles := self._bundles(nodes, number)):
                 ready = await self._reserve(bundles)
             there, able = self._what_there_is(nodes, number)
@@ -119,7 +119,7 @@ class Reservation:
             elif there != told or time.monotonic() - told_at >= _REMINDER:
                 left = f"{readable_time(max(0.0, bound - passed))} more at most (--placement-timeout)"
                 if self._least <= able < number:
-                    left = f"{readable_time(_LAST_CALL - passed)} more, then going on with {able}"
+                    left = f"{readable_time(max(0.0, _LAST_CALL - passed))} more, then going on with {able}"
                 self._notify(f"waiting for {self._words()}, {left}; {there}")
                 told, told_at = there, time.monotonic()
 
@@ -144,22 +144,24 @@ class Reservation:
         ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         return ready
 
-    def _common_count(self) -> int:
-        """Tell how many devices as many nodes as wanted, or as there are, have each."""
-        counts = sorted((node.total for node in self._nodes()), reverse=True)[: self._most]
-        able = [int(count) for count in counts if count >= 1]
-        if len(able) < self._least:
+    def _common_count(self, nodes: Sequence[_Node]) -> int | None:
+        """Tell how many devices each of the nodes that are wanted, or there, has; None if too few are there.
+
+        Raises:
+            PlatformError: No node has any, so that waiting for more is most likely in vain.
+        """
+        able = sorted((int(node.total) for node in nodes if node.total >= 1), reverse=True)[: self._most]
+        if not able:
             raise PlatformError(
-                f"found {len(able)} nodes with NPUs in the Ray cluster; expected {self._wanted()}: start Ray "
-                "on the nodes that have NPUs, or ask for CPUs with --resource CPU (resource='CPU') and "
-                "give --nproc-per-node (nproc_per_node)"
+                f"found no node with NPUs in the Ray cluster; expected {self._wanted()}: start Ray on those "
+                "that have NPUs, or ask for CPUs (resource='CPU', --resource CPU) and give nproc_per_node"
             )
-        return able[-1]
+        return able[-1] if len(able) >= self._least else None
 
     def _bundles(self, nodes: Sequence[_Node], number: int) -> list[Bundle]:
-        """Say what to reserve; nothing while a node of the rank table is not there."""
+        """Say what to reserve; nothing while nodes are missing that would settle it."""
         if self.given is None:
-            return [Bundle(count=self._count or 1)] * number
+            return [] if self._count is None else [Bundle(count=self._count)] * number
         bundles = []
         for part, place in zip(self.given.nodes, self._places(nodes), strict=True):
             if place is None:
@@ -189,7 +191,7 @@ class Reservation:
         if self.given is not None:
             return f"the nodes of rank table {self.given.path}"
         nodes = f"{self._wanted()} node{'s' if self._most > 1 else ''}"
-        return f"{nodes} with {self._count} {self._resource} free on each"
+        return f"{nodes} with {self._count or ''} {self._resource} free on each".replace("  ", " ")
 
     def _not_found(self, there: str, bound: float) -> PlatformError:
         what, do = f"no {self._words()}", "wait for other jobs, ask for fewer, add nodes"

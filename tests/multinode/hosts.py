@@ -28,15 +28,21 @@ class Host:
     interface: str
     named: bool = False
 
-    def on(self, *command: str, own: str = "") -> list[str]:
+    def on(self, *command: str, own: str = "", npus: int = 0) -> list[str]:
         """Give the words that run a command on this host.
 
         Args:
             command: Its words.
             own: A folder of which this command has one of its own, as on a host's own disk.
+            npus: NPUs whose device files this command sees.
         """
         setting = f"hostname {self.name}; " if self.named else ""
         setting += f"mount -t tmpfs none '{own}'; " if own else ""
+        if npus:
+            setting += "mount -t tmpfs none /mnt; mkdir /mnt/upper /mnt/work; "
+            setting += "mount -t overlay none -o lowerdir=/dev,upperdir=/mnt/upper,workdir=/mnt/work /dev; "
+            files = " ".join(f"/dev/davinci{number}" for number in range(npus))
+            setting += f"mount -t tmpfs none /dev/shm; touch {files}; "
         words = ["unshare", "--uts", "sh", "-c", f'{setting}exec "$@"', "sh"] if setting else []
         return ["ip", "netns", "exec", self.name, *words, *command]
 

@@ -32,13 +32,15 @@ class RayHosts:
         hosts: The hosts.
         npus: NPUs that each pretends to have, 0 for CPUs alone.
         own: A folder of which each has its own.
+        table: Rank table of a platform, on hosts where the NPUs have device files.
     """
 
-    def __init__(self, hosts: Sequence[Host], *, npus: int, own: str) -> None:
+    def __init__(self, hosts: Sequence[Host], *, npus: int, own: str, table: str) -> None:
         self.hosts = hosts
         self.address = f"{hosts[0].address}:{PORT}"
         self._npus = npus
         self._own = own
+        self._table = table
         # Short, for the paths of Ray's sockets have to be.
         self._folder = tempfile.mkdtemp(prefix="dr")
         self._marks = {host: uuid.uuid4().hex for host in hosts}
@@ -55,13 +57,15 @@ class RayHosts:
             options.append(f'--resources={{"NPU": {self._npus}}}')
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
         env = {**os.environ, **HEALTH_CHECKS, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        if self._table:
+            env["RANK_TABLE_FILE"] = self._table
         # What a host loses is not this test run's own.
         env.pop("PYTEST_OF_DAVINCIRUN", None)
         log = Path(f"{self._folder}/{host.name}.{len(self._running)}.out")
         with log.open("wb") as output:
             self._running.append(
                 subprocess.Popen(
-                    host.on(*command, own=self._own),
+                    host.on(*command, own=self._own, npus=self._npus if self._table else 0),
                     env={**env, MARK: self._marks[host]},
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -99,15 +103,16 @@ class RayHosts:
 
 
 @contextmanager
-def ray_on(hosts: Sequence[Host], *, npus: int = 0, own: str = "") -> Iterator[RayHosts]:
+def ray_on(hosts: Sequence[Host], *, npus: int = 0, own: str = "", table: str = "") -> Iterator[RayHosts]:
     """Start Ray on hosts, and end it afterwards, whatever became of it.
 
     Args:
         hosts: The first one is the head.
         npus: NPUs that each pretends to have, 0 for CPUs alone.
         own: A folder of which each has its own.
+        table: Rank table of a platform, on hosts where the NPUs have device files.
     """
-    cluster = RayHosts(hosts, npus=npus, own=own)
+    cluster = RayHosts(hosts, npus=npus, own=own, table=table)
     try:
         for host in hosts:
             cluster.start(host)

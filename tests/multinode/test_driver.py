@@ -26,7 +26,7 @@ from davincirunsdk.options import JobOptions
 from davincirunsdk.output.start_line import start_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from davincirunsdk.engines.given_table import GivenTable
     from davincirunsdk.engines.messages import NodeFacts, NodePlan, NodeReport, NodeStarted
@@ -139,7 +139,7 @@ async def test_device_addresses_make_one_rank_table(tmp_path: Path) -> None:
     ]
 
 
-def write_table(path: Path, rows: dict[str, tuple[int, ...]], status: str = "completed") -> None:
+def write_table(path: Path, rows: Mapping[str, tuple[int, ...]], status: str = "completed") -> None:
     """Write a v1.0 table of devices per server, ranks in this order."""
     ranks = itertools.count()
     servers = [
