@@ -73,6 +73,22 @@ def test_the_batch_file_is_the_one_that_is_run() -> None:
     assert (Path(__file__).parents[1] / "multinode" / "train.sbatch").read_text() in README
 
 
+def test_contributing_names_what_is_there() -> None:
+    """All sessions, all parts of the package, and no file that is gone."""
+    house = Path(__file__).parents[2]
+    section = README.partition("## Contributing")[2].partition("## License")[0]
+    listed = re.search(r"says what each needs\):(.*?)\.\n", section, re.DOTALL)
+    assert listed is not None
+    sessions = re.findall(r"^@nox\.session.*?^def (\w+)", (house / "noxfile.py").read_text(), re.M | re.S)
+    assert set(re.findall(r"(\w+)(?: \([^)]*\))?(?:,|$)", listed[1])) == {*sessions} - {"tests"}
+    words = " ".join(re.findall(r"`([^`]+)`", section)).split()
+    for word in words:
+        if word.endswith(("/", ".py")):
+            assert (house / word).exists() or (house / "davincirunsdk" / word).exists(), word
+    parts = {f"{part.parent.name}/" for part in (house / "davincirunsdk").glob("*/__init__.py")}
+    assert parts <= set(words)
+
+
 def test_the_documented_commands_exist() -> None:
     """Every option that README names is an option of the command."""
     said = subprocess.run(
