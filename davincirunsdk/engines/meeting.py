@@ -164,6 +164,7 @@ class Meeting(ABC):
         self._result: RunResult | None = None
         self._began = time.time()
         self._error: PlatformError | None = None
+        self._told_alone = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._hurry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -302,10 +303,16 @@ class Meeting(ABC):
 
     def _do_without(self, why: str) -> None:
         """Say that there is no meeting, or end the job where it needs one."""
+        self._told_alone = True
         if self._terms.required:
             self._fail(PlatformError(f"no meeting of the nodes, which --meet (meet) requires: {why}"))
         else:
             self._say(f"no meeting of the nodes: {why}; each node's launcher ends by itself")
+
+    def _note_unknown(self, whom: str, result: RunResult | None) -> None:
+        """Say with a failure that it was judged without other nodes."""
+        if result is not None and result.state is JobState.FAILED and not self._told_alone:
+            self._say(f"no meeting with {whom}: what happened there is not known here")
 
     async def _judge(
         self, parts: Sequence[Part], troubled: Sequence[Part], stop_code: int | None = None

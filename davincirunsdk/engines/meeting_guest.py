@@ -47,6 +47,7 @@ class GuestMeeting(Meeting):
         """Begin to look for node 0; see `Meeting.open`."""
         loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
+        self._why = ""
         self._host: Part = part(0, self._terms.names[0])
         self._stops: list[Event] = []
         self._halted = False
@@ -96,6 +97,7 @@ class GuestMeeting(Meeting):
         if self._channel is None and not self._host.lost:
             if self._terms.required and self._error is None:
                 self._do_without("node 0 had not been reached when the workers of this node had ended")
+            self._note_unknown(f"node 0{self._why and ' at '}{self._why}", self._result)
             return None
         await self._await_word()
         if self._verdict is not None:
@@ -158,13 +160,12 @@ class GuestMeeting(Meeting):
         began = time.monotonic()
         end, reminder = began + self._terms.timeout, began + REMINDER
         steps = iter(_STEPS)
-        why = ""
         while (now := time.monotonic()) < end:
             for place in self._terms.places:
                 try:
                     return await self._knock(place)
                 except _NotNow as error:
-                    why = f"{place}:{self._terms.port}: {error}"
+                    self._why = f"{place}:{self._terms.port}: {error}"
                 except _Never as error:
                     if error.clash:
                         self._fail(PlatformError(f"this node does not fit into the job: {error}"))
@@ -172,12 +173,12 @@ class GuestMeeting(Meeting):
                         self._do_without(str(error))
                     return None
             if now >= reminder:
-                self._say(f"no meeting yet with node 0 at {why}")
+                self._say(f"no meeting yet with node 0 at {self._why}")
                 reminder = now + REMINDER
             await self._within(min(next(steps, _STEPS[-1]), max(0.0, end - time.monotonic())))
             if self._hurry.done():
                 return None
-        self._do_without(f"node 0 was not reached within {self._terms.timeout:g} s at {why}")
+        self._do_without(f"node 0 was not reached within {self._terms.timeout:g} s at {self._why}")
         return None
 
     async def _knock(self, place: str) -> Channel:

@@ -168,6 +168,8 @@ class HostMeeting(Meeting):
             # Those who have not come by now would have been named at the time limit.
             self._do_without(f"{self._absent()} had not come when the workers of node 0 had ended")
         joint = await self._settle()
+        if absent := self._absent():
+            self._note_unknown(absent, joint or self._result)
         if joint is None:
             return None
         links = list(self._links.values())

@@ -250,12 +250,15 @@ async def test_nodes_that_come_before_node_0_wait_for_it() -> None:
 
 
 async def test_a_job_that_never_met_ends_as_today() -> None:
-    """A node alone gets its own result back, at once."""
+    """A node alone gets its own result back, at once; with a failure a line says that it is only its own."""
     port = free_port()
     for rank in (0, 1):
         async with met(terms_of(rank, port)) as (node,):
             own = result(rank, 3)
             assert await node.meeting.conclude(own) is own
+            whom = "node 0" if rank else "node 1 (h1), node 2 (h2)"
+            assert node.lines[-1].startswith(f"no meeting with {whom}")
+            assert node.lines[-1].endswith(": what happened there is not known here")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
