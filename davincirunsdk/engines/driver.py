@@ -375,4 +375,6 @@ class NodesManager(JobBody):
             why = f"{error.filename}: {error.strerror}"
             self._notify(f"the events of all nodes cannot be written: {why}; the job goes on without")
             return
-        self._channels.open_event_log(EventLog(file, self._job_id, addresses.host_name(), self._about()))
+        # No process carries it: it tells this job from others of its name.
+        about = (("mark", os.urandom(8).hex()), *self._about())
+        self._channels.open_event_log(EventLog(file, self._job_id, addresses.host_name(), about))

@@ -564,6 +564,7 @@ async def test_the_events_of_all_nodes_are_in_one_file(tmp_path: Path) -> None:
     assert path.name == f"{job.job_id}-nodes-events.jsonl"
     about, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert about["about"]["launcher"] == os.getpid()
+    assert about["about"]["mark"], "what davincirunctl names the job by beside others of its name"
     assert [(line["kind"], line.get("rank")) for line in lines] == [
         (event.kind, event.rank) for event in seen
     ]
