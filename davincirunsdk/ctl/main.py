@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,7 +30,7 @@ from davincirunsdk.output import text
 from davincirunsdk.output.charts import figure, span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from davincirunsdk.leftovers.proc import Proc
 
@@ -140,9 +141,10 @@ def tail(job: str, ranks: tuple[int, ...], follow: bool, lines: int) -> None:
     """
     found = _find(None if job == "-" else job)
     chosen = _chosen(found, ranks)
-    tailing.show_tail(found, chosen, lines)
-    if follow:
-        tailing.follow(found, chosen)
+    with _left_alone(found):
+        tailing.show_tail(found, chosen, lines)
+        if follow:
+            tailing.follow(found, chosen)
 
 
 @cli.command()
@@ -151,7 +153,8 @@ def tail(job: str, ranks: tuple[int, ...], follow: bool, lines: int) -> None:
 def events(job: str | None, follow: bool) -> None:
     """Print JOB's events, one JSON object per line."""
     found = _find(job)
-    tailing.copy_events(found, follow=follow)
+    with _left_alone(found):
+        tailing.copy_events(found, follow=follow)
 
 
 @cli.command()
@@ -218,8 +221,10 @@ def wait(job: str | None) -> None:
     or its id where that is ./log.
     """
     found = _find_or_end(job)
-    click.echo(f"davincirunctl: waiting for job {_plain(found.job_id)} ({found.mark})", err=True)
-    _end(tailing.wait(found))
+    with _left_alone(found):
+        click.echo(f"davincirunctl: waiting for job {_plain(found.job_id)} ({found.mark})", err=True)
+        last = tailing.wait(found)
+    _end(last)
 
 
 @cli.command()
@@ -240,12 +245,9 @@ def attach(job: str | None, lines: int) -> None:
     """
     found = _find_or_end(job)
     ranks = list(found.record.logs)
-    try:
+    with _left_alone(found):
         tailing.show_tail(found, ranks, lines)
         last = tailing.follow(found, ranks)
-    except KeyboardInterrupt:
-        click.echo(f"davincirunctl: job {_plain(found.job_id)} ({found.mark}) goes on", err=True)
-        sys.exit(130)
     _end(last)
 
 
@@ -468,6 +470,16 @@ def _find_or_end(name: str | None) -> HostJob:
             return job
     click.echo(f"davincirunctl: job {_plain(name or '')} is over: {_plain(str(path))}", err=True)
     _end(tailing.last_event(path))
+
+
+@contextmanager
+def _left_alone(job: HostJob) -> Iterator[None]:
+    """Say at Ctrl-C that only the looking ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"davincirunctl: job {_plain(job.job_id)} ({job.mark}) goes on", err=True)
+        sys.exit(128 + signal.SIGINT)
 
 
 def _end(last: Mapping[str, object] | None) -> NoReturn:

@@ -95,6 +95,7 @@ def test_list_and_status(job: Job) -> None:
 
 def test_a_launcher_that_is_stopped_keeps_nobody_from_looking(job: Job) -> None:
     """SIGSTOP of the launcher is seen, and the job can be looked at all the same."""
+    wait_until(lambda: listed(job)["ranks"] == 2, what="both ranks in the events, which follow their logs")
     job.process.send_signal(signal.SIGSTOP)
     wait_until(lambda: psutil.Process(job.process.pid).status() == psutil.STATUS_STOPPED)
     assert listed(job)["state"] == "LAUNCHER STOPPED"
@@ -145,15 +146,16 @@ def test_stop(job: Job) -> None:
     assert ctl("status", job.name, check=False).returncode == 1
 
 
-def test_attach_leaves_the_job_alone_at_control_c(job: Job) -> None:
-    """Ctrl-C ends the looking, not the job, and says so."""
+@pytest.mark.parametrize("words", ["attach", "wait", "tail -f", "events -f"])
+def test_control_c_leaves_the_job_alone(words: str, job: Job) -> None:
+    """Ctrl-C ends the looking, not the job, and says so; its code is not one that a job may end with."""
     with subprocess.Popen(
-        [*CTL, "attach", job.name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*CTL, *words.split(), job.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as looker:
         assert looker.stdout is not None
         looker.stdout.readline()
         looker.send_signal(signal.SIGINT)
-        _, said = looker.communicate(timeout=30)
+        said, _ = looker.communicate(timeout=30)
     assert looker.returncode == 130
     assert "goes on" in said
     assert job.process.poll() is None
