@@ -197,6 +197,7 @@ def _ignored(texts: Sequence[str], index: int) -> Block:
 def _traceback(texts: Sequence[str], index: int, *, start: int, thread: bool = False) -> Block:
     """A traceback with everything that it is chained to, however a logger prefixes its lines."""
     said: list[str] = []
+    quoted = False
     head = _HEADER.search(texts[index])
     prefix = texts[index][: head.start()] if head else ""
     grouped = prefix.strip(" +|") == "" and ("|" in prefix or "+" in prefix)
@@ -221,14 +222,24 @@ def _traceback(texts: Sequence[str], index: int, *, start: int, thread: bool = F
         if text.startswith(" ") or not text:
             end += 1
             continue
-        if not said or _follows_header(texts, end, prefix, shape):
+        if not said or (quoted and _EXCEPTION.match(text)) or _follows_header(texts, end, prefix, shape):
+            quoted = False
             said.append(text)
             end = _message_end(texts, end + 1, prefix, shape, text)
-            if end < len(texts):
-                following = _without(texts[end], prefix, shape)
+            if end < len(texts) and _FRAME.match(_without(texts[end], prefix, shape)):
+                # Its text is the traceback of another process, which ends with an exception of its own.
+                quoted = True
+                continue
+            joined = end
+            while joined < len(texts) and not _without(texts[joined], prefix, shape).strip():
+                # A blank line is one with a prefix only.
+                joined += 1
+            if joined < len(texts):
+                following = _without(texts[joined], prefix, shape)
                 if following.startswith(_JOINERS) or (
-                    _HEADER.match(following) and texts[end - 1].startswith(_JOINERS)
+                    _HEADER.match(following) and texts[joined - 1].startswith(_JOINERS)
                 ):
+                    end = joined
                     continue
             break
         break
@@ -349,9 +360,11 @@ def _without(text: str, prefix: str, shape: str) -> str:
         return text
     if text.startswith(prefix):
         return text[len(prefix) :]
-    # A logger's prefix holds a time that moves on.
+    # A logger's prefix holds a time that moves on, and a blank line is nothing but a prefix.
     head = text[: len(prefix)]
-    return text[len(prefix) :] if shape and mask(head) == shape else text
+    if shape and mask(head) == shape:
+        return text[len(prefix) :] if len(text) > len(prefix.rstrip()) else ""
+    return text
 
 
 def _continued(kind: Kind, texts: Sequence[str], index: int) -> Block:

@@ -303,12 +303,24 @@ def _role(block: Block, known: Known | None, said: str) -> tuple[Role, bool]:
     return Role.PRIMARY, False
 
 
+def _below(block: Block) -> str:
+    """What stands below an exception that ends with a colon and so says nothing itself."""
+    if block.kind is not Kind.TRACEBACK or not block.said[-1].rstrip().endswith(":"):
+        return ""
+    said = block.said[-1].strip()
+    last = max(
+        (index for index, text in enumerate(block.texts) if text.strip() == said), default=len(block.texts)
+    )
+    below = [text.strip() for text in block.texts[last + 1 : last + 4] if text.startswith(" ")]
+    return " ".join(below)
+
+
 def _reason(block: Block) -> str:
     told = [text[:_SCANNED] for text in (*block.texts[:120], *block.texts[120:][-60:]) if not is_advice(text)]
     reason = next((found[1].strip(" .") for text in told if (found := _REASON.search(text))), "")
     operator = next((found[1].rstrip(".") for text in told if (found := _OPERATOR.search(text))), "")
     if not reason:
         boxed = (index + 2 for index, text in enumerate(block.texts[:-2]) if _BOXED.match(text.lstrip()))
-        reason = next((block.texts[index].strip() for index in boxed), "")
+        reason = next((block.texts[index].strip() for index in boxed), "") or _below(block)
     parts = [reason, f"operator {operator}" if operator and operator not in reason else ""]
     return "; ".join(part for part in parts if part)

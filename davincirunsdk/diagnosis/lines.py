@@ -101,7 +101,8 @@ def clean(text: str) -> str:
 def strip_prefix(text: str) -> str:
     """Take away what launchers and log collectors put before a worker's line, such as `[rank3]: `."""
     for _ in range(3):
-        found = _PREFIX.match(text)
+        # Of a blank line the prefix has lost the space at its end.
+        found = _PREFIX.match(f"{text} ")
         if found is None or found.end() == 0:
             break
         text = text[found.end() :]

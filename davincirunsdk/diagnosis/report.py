@@ -550,7 +550,7 @@ class _Writer:
         if lead.finding is not None:
             words = lead.finding.headline
         elif lead.failed:
-            words = self._end(lead)
+            words = self._end(lead) + (f": {lead.last_line}" if lead.last_line else "")
         else:
             words = lead.last_line or self.said("no output", "没有输出")
         room = max(24, WIDTH - width(self._name(lead)) - 2)

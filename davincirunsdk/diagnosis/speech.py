@@ -76,8 +76,17 @@ _CARRIERS = re.compile(
 )
 
 
+# Servers outside the job go away, too, and no rank of it is to blame for that.
+_SERVICE = re.compile(
+    r"\b(?:requests|urllib3|httpx|aiohttp|botocore|boto3|redis|pymongo|wandb|huggingface_hub|modelscope|oss2)\.|"
+    r"RemoteDisconnected",
+)
+
+
 def is_about_waiting(text: str) -> bool:
     """Tell whether a sentence says that others did not come, or went away."""
+    if _SERVICE.search(text):
+        return False
     if _ALONE.search(text):
         return not re.search(r"https?|download|\burl\b|\bs3\b|\bobs\b", text, _I)
     if _LOCAL.search(text) and not (_PEER.search(text) and (_GONE.search(text) or _WAIT.search(text))):
