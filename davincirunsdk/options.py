@@ -442,8 +442,9 @@ class Wish:
             platform. By default that is an error.
         devices: Physical numbers of the NPUs to use on this node, such as `4-7` or `0,2`; by default
             all that are in sight, or those of the rank table.
-        wait_devices: Seconds to wait for NPUs that another job of this host holds, and for host ports
-            of HCCL_IF_BASE_PORT; by default that is an error at once.
+        wait_devices: Seconds to wait for NPUs that another job or another program of this host holds, and
+            for host ports of HCCL_IF_BASE_PORT; by default another job is an error at once, and nothing
+            else is looked at.
         visible: `all`: a worker sees every NPU of its node's workers; `one`: its own alone, as number
             0, and with LOCAL_RANK 0.
         iface: Network interface to the other nodes: `auto` finds it, `none` leaves the choice to the

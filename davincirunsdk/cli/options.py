@@ -239,7 +239,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--wait-devices",
         type=SECONDS,
         metavar="SECONDS",
-        help="How long to wait for NPUs that another job on this host holds.  [default: do not wait]",
+        help="How long to wait for NPUs that a job or a program on this host holds.  [default: do not wait]",
     ),
     _option(
         WORKERS,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from davincirunsdk.cluster import printable
 from davincirunsdk.concurrency import in_thread
 from davincirunsdk.errors import PlatformError
 from davincirunsdk.host import claims, ports
+from davincirunsdk.host.holders import holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +23,7 @@ SHARED = "HCCL_NPU_SOCKET_PORT_RANGE"
 """Set by whoever wants several processes on one card; HCCL needs it for that."""
 
 _LOOK = 1.0
-"""Seconds between two looks at a port, of which nobody tells when it becomes free."""
+"""Seconds between two looks at a port or a process, of which nobody tells when it lets go."""
 
 
 async def hold(
@@ -30,6 +33,7 @@ async def hold(
     *,
     wait: float | None,
     notify: Callable[[str], None],
+    root: Path = Path("/"),
 ) -> Cluster:
     """Claim this node's cards, and a block of host ports that no other job of this host has.
 
@@ -37,8 +41,10 @@ async def hold(
         cluster: The job.
         held: Takes the claims; also what was claimed before an error.
         env: The environment of the workers to come.
-        wait: Seconds to wait for cards and ports, None not to.
+        wait: Seconds to wait for cards and ports, None not to: only then processes of other programs
+            are looked for.
         notify: Takes lines for people.
+        root: Folder that stands for `/` where the device files are.
 
     Returns:
         The cluster, with the first of the ports where it is not HCCL's usual one.
@@ -53,6 +59,8 @@ async def hold(
     if not env.get(SHARED):
         for device in cluster.node.devices:
             await _card(device.device_id, held, until, wait, notify)
+            if wait is not None:
+                await _closed(device.device_id, root, until, wait, notify)
     chosen = env.get(BASE_PORT, "")
     if chosen.isascii() and chosen.isdigit():
         await _port_block(int(chosen), until, wait, notify)
@@ -81,6 +89,24 @@ async def _card(
             notify(f"waiting for NPU {number}, held by {who} (up to {left:.0f} s)")
             told = who
         await claims.until_free(thing, left)
+
+
+async def _closed(number: int, root: Path, until: float, wait: float, notify: Callable[[str], None]) -> None:
+    """Wait until no process has a card open, as far as this user may see."""
+    loop = asyncio.get_running_loop()
+    told: set[int] = set()
+    while found := await in_thread(holders, root, (number,)):
+        who = ", ".join(f"process {one.pid} ({printable(one.command)})" for one in found)
+        left = until - loop.time()
+        if left <= 0:
+            raise PlatformError(
+                f"found NPU {number} of this node still held open after {wait:g} s by {who}; expected it "
+                "free: end that, or choose others with --devices (devices)"
+            )
+        if not told.issuperset(one.pid for one in found):
+            notify(f"waiting for NPU {number}, held open by {who} (up to {left:.0f} s)")
+            told.update(one.pid for one in found)
+        await asyncio.sleep(min(_LOOK, left))
 
 
 async def _port_block(base: int, until: float, wait: float | None, notify: Callable[[str], None]) -> None:

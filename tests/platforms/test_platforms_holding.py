@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -88,6 +89,44 @@ async def test_waiting_for_a_card(tmp_path: Path, held: Claims) -> None:
         await hold(cluster, third, {}, wait=0.6, notify=print)
     second.release()
     third.release()
+
+
+@pytest.fixture
+def other_program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that has the first card open, until its standard input ends."""
+    make_root(tmp_path, [FIRST])
+    source = (
+        f"import sys; card = open({str(tmp_path / 'dev' / f'davinci{FIRST}')!r}); print(); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        yield program
+
+
+async def test_waiting_for_another_program(
+    tmp_path: Path, held: Claims, other_program: subprocess.Popen[str]
+) -> None:
+    """A card that a process has open is waited for too, and the process is named."""
+    cluster = await located(tmp_path, {})
+    who = f"process {other_program.pid} ("
+    with pytest.raises(
+        PlatformError, match=f"NPU {FIRST} .* still held open after 0.3 s by {re.escape(who)}"
+    ):
+        await hold(cluster, held, {}, wait=0.3, notify=print, root=tmp_path)
+    lines: list[str] = []
+
+    def notify(text: str) -> None:
+        lines.append(text)
+        assert other_program.stdin is not None
+        other_program.stdin.close()
+
+    held.release()
+    await asyncio.wait_for(hold(cluster, held, {}, wait=30, notify=notify, root=tmp_path), 20)
+    (line,) = lines
+    assert line.startswith(f"waiting for NPU {FIRST}, held open by {who}")
 
 
 async def test_a_holder_that_is_killed(tmp_path: Path) -> None:
