@@ -145,7 +145,7 @@ def browser(session: nox.Session) -> None:
 @nox.session(python=["3.11"])
 def ray(session: nox.Session) -> None:
     """Run jobs over a Ray cluster of four nodes on this machine."""
-    session.install(".[dev,ray,torch]", TORCH)
+    session.install(".[dev,ray,torch]", "ray[client]", TORCH)
     session.run("python", "-m", "pytest", "-m", "ray", "tests/multinode", *session.posargs)
 
 

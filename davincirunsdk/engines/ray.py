@@ -67,7 +67,8 @@ def manager(
         rank_table_timeout: Seconds to wait for a complete rank table, here, or on nodes that need their
             platform's.
         resource: Ray's name of what a worker occupies: `NPU`, or `CPU` to run without NPUs.
-        address: Of the cluster's head; by default RAY_ADDRESS, or the cluster on this machine. A
+        address: Of the cluster's head; by default RAY_ADDRESS, or the cluster on this machine. With
+            `ray://HOST:10001` this program may be outside of the cluster (`pip install 'ray[client]'`). A
             program that is connected already stays with its cluster.
         placement_timeout: Seconds to wait for nodes that are free.
         collect: See there.

@@ -25,7 +25,7 @@ from davincirunsdk.engines.ray_agent import (
     patience,
     until_unreachable,
 )
-from davincirunsdk.engines.ray_reservation import LOOK, Reservation
+from davincirunsdk.engines.ray_reservation import LOOK, Reservation, through_client
 from davincirunsdk.errors import PlatformError
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def _look_for_head(place: str) -> None:
     Raises:
         PlatformError: So it is.
     """
-    host, colon, port = place.rpartition(":")
-    if not colon or "/" in place or not port.isdigit():
+    address = place.removeprefix("ray://")
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdigit():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), HEAD_STEP).close()
@@ -53,6 +54,16 @@ def _look_for_head(place: str) -> None:
             f"found no Ray cluster at {place} ({error}); expected its head there: `ray start --head`, and "
             "the address that it prints in RAY_ADDRESS"
         ) from None
+
+
+def _way_in() -> tuple[str, int]:
+    """Host and port that this program reaches the head by; a client outside may have no other way."""
+    if not through_client():
+        return head_place()
+    import ray
+
+    host, _, port = ray.util.client.ray.get_context().client_worker._conn_str.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
@@ -166,7 +177,7 @@ class RayPlacement:
         bundles = await self._reservation.take(bound)
         self._actors = await waits.wait(in_thread(self._place_agents, bundles))
         waits.settle()
-        self._head = head_place()
+        self._head = _way_in()
         hosts = await waits.wait(in_thread(self._hosts))
         waits.settle()
         shared = _Shared(self._notify)

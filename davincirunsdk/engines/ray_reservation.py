@@ -232,9 +232,9 @@ class Reservation:
     def _nodes(self) -> list[_Node]:
         """Look at the living nodes; blocks."""
         import ray
-        from ray._private.state import available_resources_per_node
 
-        free = available_resources_per_node()
+        # A client of the cluster (`ray://`) has no state of its own to look at.
+        free = ray.get(ray.remote(num_cpus=0)(_free).remote()) if through_client() else _free()
         return [
             _Node(
                 host=str(node["NodeManagerHostname"]),
@@ -245,6 +245,21 @@ class Reservation:
             for node in ray.nodes()
             if node["Alive"]
         ]
+
+
+def through_client() -> bool:
+    """Tell whether this program is outside of the cluster that it is connected to: `ray://`."""
+    import ray
+
+    return bool(ray.util.client.ray.is_connected())
+
+
+def _free() -> dict[str, dict[str, float]]:
+    """What is free on each living node, by its number and the name of the resource."""
+    from ray._private.state import available_resources_per_node
+
+    free: dict[str, dict[str, float]] = available_resources_per_node()
+    return free
 
 
 def _some(texts: Sequence[str]) -> str:

@@ -79,13 +79,18 @@ class RayHosts:
             for process in processes:
                 process.kill()
 
-    def launch(self, *words: str) -> subprocess.Popen[str]:
-        """Run davincirun on the head's host."""
-        host = self.hosts[0]
+    def launch(self, *words: str, host: Host | None = None, address: str = "") -> subprocess.Popen[str]:
+        """Run davincirun.
+
+        Args:
+            words: Its options and command.
+            host: Where; by default on the head's host.
+            address: Of the cluster as seen from there, where that is another one.
+        """
         launch = [sys.executable, "-m", "davincirunsdk", "--engine", "ray", *words]
         return subprocess.Popen(
-            host.on(*launch),
-            env=self.env,
+            (host or self.hosts[0]).on(*launch),
+            env={**self.env, "RAY_ADDRESS": address or self.address},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -26,9 +27,15 @@ SHOW = (
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[tuple[Host, ...]]:
-    with named_hosts(3) as made:
+def all_hosts() -> Iterator[tuple[Host, ...]]:
+    with named_hosts(4) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def hosts(all_hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """Those of the cluster; the last one is outside of it."""
+    return all_hosts[:3]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +98,26 @@ def test_a_rank_table_of_other_nodes_starts_nothing(
     assert done.returncode == 3, stderr
     assert re.search(rf"error: .*{said}", stderr), stderr
     assert not log.exists()
+
+
+def test_a_job_may_be_driven_from_outside_of_the_cluster(
+    cluster: RayHosts, all_hosts: tuple[Host, ...], tmp_path: Path
+) -> None:
+    """Through `ray://` a failure is told as inside, and an address without a cluster at once."""
+    assert importlib.util.find_spec("grpc"), "Ray's client is not installed: pip install 'ray[client]'"
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    options = ["--nnodes", "2", "--nproc-per-node", "2", "--log-dir", f"{tmp_path}/log"]
+    command = [WORKER, "--fail", "3:9", "--when-ready", str(ready)]
+    head = cluster.hosts[0].address
+    with cluster.launch(*options, *command, host=all_hosts[3], address=f"ray://{head}:10001") as done:
+        _, stderr = done.communicate(timeout=90)
+    assert done.returncode == 9, stderr
+    assert "rank 3 is the root cause, exit code 9" in stderr, stderr
+    with cluster.launch(*options, "true", host=all_hosts[3], address=f"ray://{head}:10009") as done:
+        _, stderr = done.communicate(timeout=20)
+    assert done.returncode == 3, stderr
+    assert f"found no Ray cluster at ray://{head}:10009" in stderr, stderr
 
 
 def test_logs_are_brought_from_other_disks(cluster: RayHosts, disk: Path, tmp_path: Path) -> None:
@@ -158,7 +185,7 @@ def test_a_job_goes_on_on_another_node(cluster: RayHosts, hosts: tuple[Host, ...
         done.kill()
         cluster.start(lost)
     assert done.returncode == 0, stderr
-    left = sorted(host.name for host in hosts if host is not lost)
+    left = sorted(host.name for host in hosts if host != lost)
     assert f"attempt 1 is on 2 nodes: {', '.join(left)}" in stderr, stderr
     on = sorted(path.read_text().split()[1] for path in log.glob("*-rank-?-device-?.txt"))
     assert on == left
