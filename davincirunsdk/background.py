@@ -24,6 +24,7 @@ from anyio.from_thread import start_blocking_portal
 
 from davincirunsdk.concurrency import call_in_loop
 from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError
+from davincirunsdk.output import standard
 from davincirunsdk.phrases import count
 from davincirunsdk.supervision.verdict import INTERNAL_ERROR
 from davincirunsdk.types import JobState
@@ -240,11 +241,7 @@ def say(text: str, *, alone: bool = False) -> None:
 def _exit(code: int) -> None:
     """End the process with another code than the script's own, after all that is done at its end."""
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
+    standard.flush()
     os._exit(code)
 
 

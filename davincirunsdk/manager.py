@@ -22,7 +22,7 @@ from davincirunsdk.supervision.cause import RanksEnded, StopWanted, TimeLimit
 from davincirunsdk.supervision.prepare import prepare
 from davincirunsdk.supervision.restarts import requeued
 from davincirunsdk.supervision.rounds import Rounds
-from davincirunsdk.supervision.worker import spawn_error
+from davincirunsdk.supervision.spawn import spawn_error
 from davincirunsdk.types import Event, Stacks
 
 if TYPE_CHECKING:

@@ -2,25 +2,43 @@
 
 To add an option: its type, as a user writes it, in `JobKeywords` (in `NodeKeywords` if only a start
 on this node can take it); its field, with its check and a line of documentation, in `JobOptions` (or
-`Display`, or `Wish` for what the search for nodes and devices needs); a decorator of the same name in
-`cli/options.py`. The managers, the blocking calls and their awaitable twins, and what is sent to
-other nodes carry the whole object: the place that uses the option reads it there.
+`Display`, or `Wish` for what the search for nodes and devices needs); a row of the same name in
+`cli/options_start.py` or `cli/options_run.py`. The managers, the blocking calls and their awaitable
+twins, and what is sent to other nodes carry the whole object: the place that uses the option reads it
+there.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
-import os
-import shlex
-import signal
-from collections.abc import Callable, Iterable, Mapping
+import os  # noqa: TC003 # `typing.get_type_hints` and the wire read the annotations
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
+from pathlib import Path  # noqa: TC003 # as above
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from davincirunsdk.arguments import (
+    Hook,
+    absolute,
+    command_words,
+    flag,
+    handled_signal,
+    hook,
+    job_name,
+    number,
+    one_of,
+    parse_binding,
+    parse_prefix,
+    parse_ranks,
+    positive,
+    refuse_unknown,
+    seconds,
+    silence,
+    text,
+    text_that,
+    variables,
+)
 from davincirunsdk.environment.worker import FRAMEWORKS
-from davincirunsdk.errors import PlatformError
 from davincirunsdk.host.devices import parse_list
 from davincirunsdk.phrases import ranks
 from davincirunsdk.steps.shapes import parse_pattern
@@ -29,11 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.types import RunResult
-
-    Hook: TypeAlias = str | Callable[[RunResult], object]
-else:
-    # What is sent to other nodes, whose wire reads this, has none that is a function.
-    Hook = str
 
 MeetChoice = Literal["auto", "off", "require"]
 ColourChoice = Literal["auto", "always", "never"]
@@ -99,288 +112,6 @@ class NodeKeywords(JobKeywords, total=False):
     leave_after: float | None
 
 
-def command_words(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Check a command and return its words.
-
-    Raises:
-        TypeError: It is one string, or holds something that is neither string nor path-like.
-        ValueError: It is empty.
-    """
-    given: object = command
-    if isinstance(given, str):
-        raise TypeError(
-            f"command is one string: {given!r}; expected a list of words, write {given.split()!r}"
-        )
-    if not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise TypeError(f"command is {given!r}: expected a list of words such as ['python', 'train.py']")
-    words = []
-    for word in cast("Iterable[object]", given):
-        if not isinstance(word, (str, os.PathLike)):
-            raise TypeError(f"command holds {word!r} ({type(word).__name__}): expected strings or path-likes")
-        words.append(os.fsdecode(word))
-        if "\0" in words[-1]:
-            raise ValueError(f"command holds a NUL character: {word!r}; no program can be given one")
-    if not words or not words[0]:
-        raise ValueError("command is empty: expected a list of words such as ['python', 'train.py']")
-    return tuple(words)
-
-
-def parse_ranks(text: str) -> frozenset[int] | None:
-    """Read a choice of ranks.
-
-    Args:
-        text: `all`, `none`, `0`, or for example `0,2-3`.
-
-    Returns:
-        The ranks, None for all.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    if text == "all":
-        return None
-    if text == "none":
-        return frozenset()
-    ranks: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
-            raise ValueError(f"{part!r} in {text!r} is not a rank: expected all, none, or for example 0,2-3")
-        if dash and int(last) < int(first):
-            raise ValueError(f"{part!r} in {text!r} runs backwards: expected the smaller rank first")
-        if len(first) > 9 or len(last) > 9:
-            raise ValueError(f"{part!r} in {text!r} is out of range: expected ranks of the job")
-        ranks.update(range(int(first), int(last or first) + 1))
-    return frozenset(ranks)
-
-
-def parse_prefix(text: str) -> tuple[str, ...]:
-    """Read what stands before each line: see `output.parse_prefix`."""
-    from davincirunsdk.output import parse_prefix as parse
-
-    return parse(text)
-
-
-def parse_binding(text: str) -> object:
-    """Read how workers are bound to CPUs: a word, or a list of CPUs."""
-    from davincirunsdk.host.binding import MODES, parse_cpus
-
-    return text if text in MODES else parse_cpus(text)
-
-
-def absolute(name: str, path: object) -> Path:
-    """Turn a path seen from the current folder into one that holds wherever it is seen from.
-
-    Raises:
-        PlatformError: The current folder has been removed.
-        TypeError: It is not a path.
-        ValueError: It is empty or holds a NUL.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"{name} is {path!r}: expected a path")
-    text = os.fsdecode(path)
-    if not text or "\0" in text:
-        raise ValueError(f"{name} is {text!r}: expected a path")
-    try:
-        return Path(text).absolute()
-    except FileNotFoundError:
-        raise PlatformError(
-            f"{name} {path} is seen from the current folder, which does not exist any more: change to another"
-        ) from None
-
-
-def seconds(name: str, value: object) -> float:
-    """Check a time span.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative, infinite or not a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is {value!r}: expected seconds, 0 or more")
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} is {value}: expected seconds, 0 or more")
-    return float(value)
-
-
-def _silence(name: str, value: object) -> float:
-    """Check how long another node may be silent: beats have to fit in.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is less than a second.
-    """
-    if seconds(name, value) < 1:
-        raise ValueError(f"{name} is {value}: expected seconds, 1 or more")
-    return seconds(name, value)
-
-
-def _positive(name: str, value: object) -> float:
-    """Check a time span that has to be longer than nothing."""
-    span = seconds(name, value)
-    if not span:
-        raise ValueError(f"{name} is {value}: expected seconds, more than 0")
-    return span
-
-
-def _signal(name: str, value: object) -> str:
-    """Check the name of a signal that a process can handle, and return it as `SIGUSR1`."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}: expected the name of a signal, such as 'USR1'")
-    word = f"SIG{value.upper().removeprefix('SIG')}"
-    if word not in signal.Signals.__members__ or word in ("SIGKILL", "SIGSTOP"):
-        raise ValueError(f"{name} is {value!r}: expected a signal that a process can handle, such as 'USR1'")
-    return word
-
-
-def variables(name: str, env: object) -> dict[str, str]:
-    """Check variables for the workers; no message shows a value.
-
-    Raises:
-        TypeError: It is not a mapping of names to texts or numbers.
-        ValueError: A name or value cannot be given to a process.
-    """
-    if not isinstance(env, Mapping):
-        raise TypeError(f"{name} is a {type(env).__name__}: expected a mapping such as {{'NAME': 'value'}}")
-    checked = {}
-    for key, value in cast("Mapping[object, object]", env).items():
-        if not isinstance(key, str) or not isinstance(value, (str, int, float, os.PathLike)):
-            raise TypeError(f"{name} holds {key!r} with a {type(value).__name__}: expected strings")
-        checked[key] = text = os.fsdecode(value) if isinstance(value, os.PathLike) else str(value)
-        if not key or "=" in key or "\0" in key + text:
-            raise ValueError(
-                f"{name} holds {key!r}: a name must not be empty, hold '=' or NUL, nor a value NUL"
-            )
-    return checked
-
-
-def whole_number(name: str, value: object, least: int, most: float = math.inf) -> int:
-    """Check a number.
-
-    Raises:
-        TypeError: It is not a whole number.
-        ValueError: It is out of range.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: expected a whole number")
-    if not least <= value <= most:
-        limit = f"{least} or more" if most == math.inf else f"{least} to {most}"
-        raise ValueError(f"{name} is {value}: expected {limit}")
-    return value
-
-
-def node_range(name: str, value: object) -> tuple[int, int]:
-    """Read a number of nodes, or a range of it such as `2:4`.
-
-    Returns:
-        The least and the most.
-
-    Raises:
-        TypeError: It is neither a whole number nor a text.
-        ValueError: It is out of range, or no range.
-    """
-    if not isinstance(value, str):
-        count = whole_number(name, value, 1)
-        return count, count
-    least, colon, most = value.partition(":")
-    if not (least + (most or least)).isascii() or not least.isdigit() or (colon and not most.isdigit()):
-        raise ValueError(
-            f"{name} is {value!r}: expected a number of nodes, or the least and the most, as 2:4"
-        )
-    found = int(least), int(most or least)
-    if not 1 <= found[0] <= found[1]:
-        raise ValueError(f"{name} is {value!r}: expected at least 1, and the smaller number first")
-    return found
-
-
-def number(least: int, most: float = math.inf) -> Callable[[str, object], int]:
-    """Make the check of a whole number from `least` to `most`."""
-    return lambda name, value: whole_number(name, value, least, most)
-
-
-def one_of(choices: Sequence[str]) -> Callable[[str, object], Any]:
-    """Make the check of a choice.
-
-    Args:
-        choices: All that may be given.
-    """
-
-    def check(name: str, value: object) -> object:
-        if value not in choices:
-            raise ValueError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
-        return value
-
-    return check
-
-
-def flag(name: str, value: object) -> bool:
-    """Check a yes or no.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}: expected True or False")
-    return value
-
-
-def text(name: str, value: object) -> str:
-    """Check a text.
-
-    Raises:
-        TypeError: It is not a string.
-        ValueError: It is empty or holds a control character.
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}: expected a string")
-    if not value.strip() or not value.isprintable():
-        raise ValueError(f"{name} is {value!r}: expected a text without control characters")
-    return value
-
-
-def job_name(name: str, value: object) -> str:
-    """Check the name of a job, which names files, too.
-
-    Raises:
-        TypeError: It is not a string.
-        ValueError: No file can be named so.
-    """
-    word = text(name, value)
-    if "/" in word or word.startswith((".", "-")) or len(os.fsencode(word)) > 100:
-        raise ValueError(
-            f"{name} is {value!r}: expected a name for log files: without '/', not beginning with '.' or "
-            "'-', at most 100 bytes long"
-        )
-    return word
-
-
-def _text_that(parse: Callable[[str], object], example: str) -> Callable[[str, object], str]:
-    """Make the check of a text that another function can read."""
-
-    def check(name: str, value: object) -> str:
-        if not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}: expected a string such as {example!r}")
-        try:
-            parse(value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        return value
-
-    return check
-
-
-def _hook(name: str, value: object) -> Hook:
-    """Check what is to run at the end."""
-    if callable(value) and not inspect.iscoroutinefunction(value):
-        return value
-    if not isinstance(value, str):
-        raise TypeError(
-            f"{name} is {value!r}: expected a command such as 'notify.sh --mail me', or a plain function "
-            "that takes a RunResult"
-        )
-    return _text_that(shlex.split, "")(name, value)
-
-
 def option(default: T, check: Callable[[str, object], T], *, shown: object = MISSING) -> T:
     """Declare a field that a user may set.
 
@@ -408,9 +139,9 @@ class Display:
         live: Show a table of the workers, below it their lines, where the output is a terminal.
     """
 
-    echo: str = option("none", _text_that(parse_ranks, "0,2-3"), shown=None)
+    echo: str = option("none", text_that(parse_ranks, "0,2-3"), shown=None)
     output_notebook: bool = option(False, flag)
-    prefix: str = option("rank", _text_that(parse_prefix, "time,rank"))
+    prefix: str = option("rank", text_that(parse_prefix, "time,rank"))
     color: ColourChoice = option("auto", one_of(("auto", "always", "never")))
     live: bool = option(False, flag)
 
@@ -464,11 +195,11 @@ class Wish:
     master_addr: str | None = option(None, text)
     master_port: int | None = option(None, number(1, 65535))
     ignore_platform: bool = option(False, flag)
-    devices: str | None = option(None, _text_that(parse_list, "4-7"))
+    devices: str | None = option(None, text_that(parse_list, "4-7"))
     wait_devices: float | None = option(None, seconds)
     visible: Literal["all", "one"] = option("all", one_of(("all", "one")))
     iface: str = option("auto", text)
-    bind: str = option("none", _text_that(parse_binding, "0-31"))
+    bind: str = option("none", text_that(parse_binding, "0-31"))
     command_line: bool = False
 
 
@@ -553,7 +284,7 @@ class JobOptions(Wish):
     default_log_dir: Path
     name: str | None = option(None, job_name)
     grace_period: float = option(15.0, seconds)
-    stop_signal: str = option("SIGTERM", _signal, shown="TERM")
+    stop_signal: str = option("SIGTERM", handled_signal, shown="TERM")
     # Values of variables appear nowhere, so not in a repr either.
     env: dict[str, str] = field(
         default_factory=dict, repr=False, metadata={"check": variables, "shown": None}
@@ -569,17 +300,17 @@ class JobOptions(Wish):
     lang: str = option("auto", one_of(("auto", "en", "zh")))
     html: Path | None = option(None, absolute)
     metrics: Path | None = option(None, absolute)
-    on_end: Hook | None = option(None, _hook)
+    on_end: Hook | None = option(None, hook)
     sample_usage: bool = False
-    progress_pattern: str | None = option(None, _text_that(parse_pattern, r"iter (?P<step>\d+)"))
-    timeout: float | None = option(None, _positive)
-    warn_signal: str | None = option(None, _signal)
+    progress_pattern: str | None = option(None, text_that(parse_pattern, r"iter (?P<step>\d+)"))
+    timeout: float | None = option(None, positive)
+    warn_signal: str | None = option(None, handled_signal)
     warn_before: float | None = option(None, seconds)
-    stall_timeout: float | None = option(None, _positive)
+    stall_timeout: float | None = option(None, positive)
     on_stall: str = option("stop", one_of(("stop", "restart", "warn")))
     max_restarts: int = option(0, number(0))
     restart_delay: float = option(10.0, seconds)
-    lost_after: float = option(30.0, _silence)
+    lost_after: float = option(30.0, silence)
     debug: int | None = option(None, number(0))
     meet: MeetChoice = option("auto", one_of(("auto", "off", "require")))
     meet_port: int | None = option(None, number(1, 65535))
@@ -721,22 +452,6 @@ def spelled_out(keywords: type, but: tuple[str, ...] = ()) -> Callable[[C], C]:
         return call
 
     return spell_out
-
-
-def refuse_unknown(given: Mapping[str, object], known: Iterable[str]) -> None:
-    """Refuse keywords that nobody would look at.
-
-    Raises:
-        TypeError: There is one; the text names the nearest that is known.
-    """
-    names = sorted(known)
-    for name in given:
-        if name not in names:
-            import difflib
-
-            near = difflib.get_close_matches(name, names, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
-            raise TypeError(f"unexpected keyword argument {name!r}: {meant}")
 
 
 def _fields(kind: type) -> list[Field[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ def main() -> None:
     # What is loaded now stays: to search it for garbage, a dozen times, would be a tenth of the start.
     gc.disable()
     from davincirunsdk.cli.command import run_command
+    from davincirunsdk.output import standard
 
     gc.freeze()
     gc.enable()
@@ -29,11 +29,7 @@ def main() -> None:
         code = run_command()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
+    standard.flush()
     # Threads that hang in a write to a stuck terminal or disk must not hold the exit.
     os._exit(code)
 

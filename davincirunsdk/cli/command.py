@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
+from davincirunsdk.arguments import absolute, node_range
 from davincirunsdk.cli.check import node_is_well
 from davincirunsdk.cli.detached import detach
-from davincirunsdk.cli.options import GroupedCommand, job_options
+from davincirunsdk.cli.groups import GroupedCommand
+from davincirunsdk.cli.options import job_options
 from davincirunsdk.cli.peers import PeerOptionError, translate
 from davincirunsdk.cli.run import Run
 from davincirunsdk.cli.script import check_syntax
@@ -28,7 +30,7 @@ from davincirunsdk.errors import PlatformError, RankTableError, WorkerSpawnError
 from davincirunsdk.leftovers.sub_reaper import become_sub_reaper
 from davincirunsdk.manager import FMKManager
 from davincirunsdk.manifests.command import manifest_kind, print_manifest
-from davincirunsdk.options import JobOptions, NodeKeywords, absolute, node_range
+from davincirunsdk.options import JobOptions, NodeKeywords
 from davincirunsdk.supervision import terminal
 from davincirunsdk.supervision.placeholders import differs
 from davincirunsdk.supervision.script_file import check_script

@@ -11,7 +11,7 @@ from davincirunsdk.types import WorkerState  # noqa: TC001 # as above
 
 if TYPE_CHECKING:
     from davincirunsdk.diagnosis.account import Account
-    from davincirunsdk.types import Leftover
+    from davincirunsdk.types import Leftover, WorkerStatus
 
 
 class End(Enum):
@@ -95,6 +95,50 @@ class RankEvidence:
     facts: tuple[str, ...] = ()
     plog: Path | None = None
     start_error: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        status: WorkerStatus,
+        *,
+        node_rank: int,
+        node: str,
+        told: float | None,
+        output: bytes,
+        address: str = "",
+        times: tuple[tuple[int, float], ...] = (),
+    ) -> RankEvidence:
+        """Make it of how a worker stands.
+
+        Args:
+            status: See `WorkerStatus`, whose fields it takes.
+            node_rank: See above, as for all others.
+            node: See there.
+            told: See there.
+            output: See there.
+            address: See there.
+            times: See there.
+        """
+        return cls(
+            rank=status.rank,
+            local_rank=status.local_rank,
+            node_rank=node_rank,
+            node=node,
+            address=address,
+            device_id=status.device_id,
+            npu_id=status.npu_id,
+            pid=status.pid,
+            name=status.name,
+            state=status.state,
+            exit_code=status.exit_code,
+            started=status.started,
+            ended=status.ended,
+            told=told,
+            last_output=status.last_output,
+            log_path=status.log_path,
+            output=output,
+            times=times,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from davincirunsdk.columns import cut, width
 from davincirunsdk.diagnosis.lines import clean
 
 if TYPE_CHECKING:
@@ -17,19 +17,6 @@ WIDTH = 98
 LABEL = 14
 _DECISIVE_ROWS = 4
 _WORDS = re.compile(r"\s+|[\x21-\x7e]+|[^\x21-\x7e\s]")
-
-
-def width(text: str) -> int:
-    """Count the columns that a text takes; East Asian characters take two."""
-    if text.isascii():
-        return len(text)
-    return sum(_columns(one) for one in text)
-
-
-def _columns(one: str) -> int:
-    if unicodedata.combining(one):
-        return 0
-    return 2 if unicodedata.east_asian_width(one) in "WF" else 1
 
 
 def printable(text: str) -> str:
@@ -44,18 +31,9 @@ def shorten(text: str, columns: int) -> str:
         return text
     gap = " ... "
     end = max(0, (columns - len(gap)) // 4)
-    head = _cut(text, max(0, columns - len(gap) - end))
-    tail = _cut(text[::-1], end)[::-1]
+    head = cut(text, max(0, columns - len(gap) - end))
+    tail = cut(text[::-1], end)[::-1]
     return head + gap + tail
-
-
-def _cut(text: str, columns: int) -> str:
-    used = 0
-    for index, one in enumerate(text):
-        used += _columns(one)
-        if used > columns:
-            return text[:index]
-    return text
 
 
 def wrap(text: str, columns: int, rows: int | None = None) -> list[str]:
@@ -82,7 +60,7 @@ def wrap(text: str, columns: int, rows: int | None = None) -> list[str]:
             lines.append(token)
             continue
         while width(lines[-1]) + width(token) > columns:
-            piece = _cut(token, columns - width(lines[-1]))
+            piece = cut(token, columns - width(lines[-1]))
             lines[-1] += piece
             token = token[len(piece) :]
             lines.append("")

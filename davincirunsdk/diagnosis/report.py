@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from davincirunsdk.columns import width
 from davincirunsdk.diagnosis.blocks import Kind
 from davincirunsdk.diagnosis.exits import explain_exit, name_exit
 from davincirunsdk.diagnosis.knowledge import Role
@@ -16,7 +17,6 @@ from davincirunsdk.diagnosis.layout import (
     label,
     shorten,
     stamp,
-    width,
     wrap,
 )
 from davincirunsdk.phrases import compact

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from davincirunsdk.arguments import flag, parse_ranks, refuse_unknown
 from davincirunsdk.cluster import file_name
 from davincirunsdk.concurrency import Patience, in_thread, shield
 from davincirunsdk.diagnosis.language import choose_language
@@ -23,14 +24,7 @@ from davincirunsdk.host import addresses
 from davincirunsdk.job import JobBody
 from davincirunsdk.logs.events_file import EventLog
 from davincirunsdk.logs.file import LogFile, open_log_files
-from davincirunsdk.options import (
-    JobKeywords,
-    JobOptions,
-    flag,
-    parse_ranks,
-    refuse_unknown,
-    spelled_out,
-)
+from davincirunsdk.options import JobKeywords, JobOptions, spelled_out
 from davincirunsdk.phrases import count, some_of
 from davincirunsdk.supervision.cause import NodeLost
 from davincirunsdk.supervision.restarts import Restarts, requeued

@@ -275,23 +275,12 @@ def _accounts(member: NodePart) -> list[Account]:
         ]
     return [
         read_rank(
-            RankEvidence(
-                rank=status.rank,
-                local_rank=status.local_rank,
+            RankEvidence.of(
+                status,
                 node_rank=member.node_rank,
                 node=facts.host,
                 address=facts.address,
-                device_id=status.device_id,
-                npu_id=status.npu_id,
-                pid=status.pid,
-                name=status.name,
-                state=status.state,
-                exit_code=status.exit_code,
-                started=status.started,
-                ended=status.ended,
                 told=status.ended if status.state in (WorkerState.STOPPED, WorkerState.KILLED) else None,
-                last_output=status.last_output,
-                log_path=status.log_path,
                 output=status.last_line.encode(errors="replace"),
             )
         )

@@ -34,14 +34,19 @@ def find_tool(name: str, root: Path, search_path: str | None) -> str | None:
     return shutil.which(name, path=search_path) if search_path and root == Path("/") else None
 
 
-def ask(words: Sequence[str]) -> str:
-    """Return what a tool prints; "" if it cannot be run or does not answer in time."""
+def ask(words: Sequence[str], *, timeout: float = _TIMEOUT) -> str:
+    """Return what a tool prints; "" if it cannot be run or does not answer in time.
+
+    Args:
+        words: Of the command.
+        timeout: Seconds for the answer.
+    """
     try:
         answer = subprocess.run(
             words,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_TIMEOUT,
+            timeout=timeout,
             check=False,
             text=True,
             errors="replace",

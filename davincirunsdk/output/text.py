@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
-import unicodedata
 from dataclasses import dataclass
 
+from davincirunsdk.columns import cut
 from davincirunsdk.output.backlog import Gap
 
 LINE_LIMIT = 1 << 16
@@ -91,18 +91,7 @@ def fit(text: str, width: int) -> str:
     text = text.replace("\t", " ")
     if len(text) <= width and text.isascii():
         return text
-    used = 0
-    for index, character in enumerate(text):
-        used += _columns(character)
-        if used > width:
-            return text[:index]
-    return text
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return cut(text, width)
 
 
 def readable_size(size: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 from typing import TYPE_CHECKING
 
 from davincirunsdk.errors import PlatformError
+from davincirunsdk.host.tools import ask
 from davincirunsdk.platforms.site import Site, first_set, shared_port, whole
 
 if TYPE_CHECKING:
@@ -106,19 +106,8 @@ def address_of(node: str) -> str:
     try:
         socket.getaddrinfo(node, None)
     except OSError:
-        try:
-            answer = subprocess.run(
-                ["scontrol", "--oneliner", "show", "node", node],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=SCONTROL_TIMEOUT,
-                check=False,
-                text=True,
-                errors="replace",
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return node
-        match = _ADDRESS.search(answer.stdout)
+        answer = ask(["scontrol", "--oneliner", "show", "node", node], timeout=SCONTROL_TIMEOUT)
+        match = _ADDRESS.search(answer)
         return match[1] if match else node
     return node
 

@@ -44,7 +44,8 @@ from davincirunsdk.supervision.message_loop import MessageLoop
 from davincirunsdk.supervision.messages import Inbox
 from davincirunsdk.supervision.remains import Remains, log_what_was_ended, say_what_stays
 from davincirunsdk.supervision.seen import Seen, WorkerSeen
-from davincirunsdk.supervision.worker import Worker, children_are_reaped_by_kernel, spawn_error
+from davincirunsdk.supervision.spawn import children_are_reaped_by_kernel, spawn_error
+from davincirunsdk.supervision.worker import Worker
 from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
 
 if TYPE_CHECKING:

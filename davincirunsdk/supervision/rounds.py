@@ -14,8 +14,8 @@ from davincirunsdk.steps.job import JobSteps
 from davincirunsdk.supervision.attempt import Attempt
 from davincirunsdk.supervision.cause import StopWanted
 from davincirunsdk.supervision.restarts import Restarts
+from davincirunsdk.supervision.spawn import spawn_error
 from davincirunsdk.supervision.verdict import judge
-from davincirunsdk.supervision.worker import spawn_error
 from davincirunsdk.types import Event, Stacks
 
 if TYPE_CHECKING:

@@ -306,23 +306,11 @@ def _why(seen: Seen) -> tuple[End, str]:
 def _rank(worker: WorkerSeen, seen: Seen, cluster: Cluster) -> RankEvidence:
     from davincirunsdk.diagnosis.evidence import RankEvidence
 
-    status = worker.status
-    return RankEvidence(
-        rank=status.rank,
-        local_rank=status.local_rank,
+    return RankEvidence.of(
+        worker.status,
         node_rank=cluster.node_rank,
         node=cluster.node.name,
-        device_id=status.device_id,
-        npu_id=status.npu_id,
-        pid=status.pid,
-        name=status.name,
-        state=status.state,
-        exit_code=status.exit_code,
-        started=status.started,
-        ended=status.ended,
-        told=seen.stop_began if status.state in _TOLD else None,
-        last_output=status.last_output,
-        log_path=status.log_path,
+        told=seen.stop_began if worker.status.state in _TOLD else None,
         output=worker.tail,
         times=worker.times,
     )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from davincirunsdk import FMKManager, aio, blocking
+from davincirunsdk.arguments import node_range
 from davincirunsdk.engines import ray
 from davincirunsdk.engines.driver import NodesManager
-from davincirunsdk.options import Display, JobKeywords, JobOptions, NodeKeywords, node_range
+from davincirunsdk.options import Display, JobKeywords, JobOptions, NodeKeywords
 
 if TYPE_CHECKING:
     from pathlib import Path

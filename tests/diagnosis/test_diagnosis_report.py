@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks_told import LOST_PEER, NOON, OWN, STEPS, TIMED_OUT, judged, told
 
+from davincirunsdk.columns import width
 from davincirunsdk.diagnosis.colour import coloured
-from davincirunsdk.diagnosis.layout import shorten, width, wrap
+from davincirunsdk.diagnosis.layout import shorten, wrap
 from davincirunsdk.logs.timeline import Timeline
 
 LATE = 'Traceback (most recent call last):\n  File "z.py", line 1, in f\nTypeError: late\n'

@@ -19,12 +19,13 @@ ORDER: list[dict[str, set[str]]] = [
     {"job": set()},
     {"channels": set(), "own_loop": set(), "documents": set(), "metrics": {"documents"}},
     {"options": set()},
+    {"arguments": set()},
     {"supervision": set(), "platforms": set(), "output": set()},
     {"diagnosis": set(), "manifests": set(), "environment": set()},
     {"logs": set(), "steps": set(), "leftovers": set(), "rank_table": set()},
     {"cluster": set(), "host": set()},
     {"errors": set(), "findings": set(), "concurrency": {"errors"}, "script": set()},
-    {"types": set(), "phrases": set(), "ending": set(), "__init__": set()},
+    {"types": set(), "phrases": set(), "columns": set(), "ending": set(), "__init__": set()},
 ]
 DEMO = "demo"  # a program of its own
 ONLY_IN = {

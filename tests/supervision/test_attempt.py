@@ -18,6 +18,7 @@ from processes import is_alive, wait_until
 
 import davincirunsdk
 from davincirunsdk import DistributedRuntimeError, FMKManager, JobState, WorkerSpawnError, WorkerState
+from davincirunsdk.supervision import spawn as spawn_module
 from davincirunsdk.supervision import worker as worker_module
 from davincirunsdk.supervision.last_words import ends_with_exception, is_traceback_open
 from davincirunsdk.supervision.messages import Inbox, Message, Nudge
@@ -366,7 +367,7 @@ class TestStartsThatHang:
 
     async def test_executable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An exec that never comes back is given up at the end of the grace period; a late one is ended."""
-        spawn, go_on, late = worker_module._spawn, threading.Event(), []
+        spawn, go_on, late = spawn_module._spawn, threading.Event(), []
 
         def held_up(*arguments: object) -> object:
             if not go_on.is_set():
@@ -375,7 +376,7 @@ class TestStartsThatHang:
                 return late[0]
             return spawn(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(worker_module, "_spawn", held_up)
+        monkeypatch.setattr(spawn_module, "_spawn", held_up)
         job = FMKManager(["sleep", "600"], nproc_per_node=2, grace_period=0.3)
         start = asyncio.ensure_future(job.__aenter__())
         await asyncio.wait({start}, timeout=0.3)

@@ -179,7 +179,7 @@ async def test_an_error_of_our_own_is_raised(place: str, monkeypatch: pytest.Mon
         "davincirunsdk.supervision.attempt.children_are_reaped_by_kernel",
         "davincirunsdk.supervision.attempt.guardian.watch",
         "davincirunsdk.supervision.worker.Worker._wait_for_exit",
-        "davincirunsdk.supervision.worker._spawn",
+        "davincirunsdk.supervision.spawn._spawn",
         "davincirunsdk.supervision.guardian_watch.GuardianWatch.watch",
     ],
 )
