@@ -117,38 +117,22 @@ def _command(
         asked |= {"echo": "none", "live": False}
         started = detach()
     words = Words()
-    logger = logging.getLogger("davincirunsdk")
-    logger.addHandler(LogHandler(words))
-    logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
+    _log_to(words, logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
     if not quiet:
         for note in context.obj or ():
             words.say(note)
     job: Job | None = None
     try:
         try:
-            _refuse_without_effect(context, engine)
-            same = not differs(work_dir) and not (others["expand"] and any(map(differs, command)))
-            complete = _complete(command, module, work_dir, look=same)
-            if engine is None and same:
-                check_syntax(complete, absolute("work_dir", work_dir))
-            least = None
-            if isinstance(asked["nnodes"], str):
-                least, asked["nnodes"] = node_range("nnodes", asked["nnodes"])
-            options = replace(JobOptions.of(complete, work_dir, log_dir, **asked), command_line=True)
-            if others["check"] and not node_is_well(options, words, quiet=quiet):
-                return _PLATFORM
-            run = Run(words, quiet=quiet, verbose=verbose, grace_period=options.grace_period, started=started)
-            notify = None if quiet else lambda text: words.say(with_options(text))
-            if options.debug is not None:
-                words.say(
-                    f"rank {options.debug} has the terminal, Ctrl-C too; `davincirunctl stop` stops the job"
-                )
-            job, reap = _job(options, engine, least, context, notify, run)
+            made = _made(context, asked, words, started)
         except (RankTableError, PlatformError):
             raise
         except (ValueError, TypeError) as error:
             words.say(f"error: {with_options(str(error))}")
             return _USAGE
+        if made is None:
+            return _PLATFORM
+        run, job, reap = made
         if verbose:
             _say_sources(context, words)
         _raise_descriptor_limit()
@@ -168,6 +152,55 @@ def _command(
         if others["debug"] is not None:
             terminal.restore()
         words.close(_LAST_WORDS)
+
+
+def _log_to(words: Words, level: int) -> None:
+    logger = logging.getLogger("davincirunsdk")
+    logger.addHandler(LogHandler(words))
+    logger.setLevel(level)
+
+
+def _made(
+    context: click.Context, asked: dict[str, Any], words: Words, started: Callable[[Job], None] | None
+) -> tuple[Run, Job, Callable[[], object] | None] | None:
+    """Make of the command line what runs, the job, and what reaps its orphans.
+
+    Args:
+        context: Click's, with all options.
+        asked: Those of the job itself, as they were given.
+        words: Takes what is said.
+        started: Told when all workers run, for a command that leaves the terminal then.
+
+    Returns:
+        None where `--check` found a fault of this node.
+
+    Raises:
+        ValueError: Options are wrong, or do not fit together.
+        TypeError: So is the kind of one.
+        RankTableError: As the job's start.
+        PlatformError: As the job's start.
+    """
+    given = context.params
+    engine, command, work_dir = given["engine"], given["command"], given["work_dir"]
+    _refuse_without_effect(context, engine)
+    same = not differs(work_dir) and not (given["expand"] and any(map(differs, command)))
+    complete = _complete(command, given["module"], work_dir, look=same)
+    if engine is None and same:
+        check_syntax(complete, absolute("work_dir", work_dir))
+    least = None
+    if isinstance(asked["nnodes"], str):
+        least, asked["nnodes"] = node_range("nnodes", asked["nnodes"])
+    options = replace(JobOptions.of(complete, work_dir, given["log_dir"], **asked), command_line=True)
+    quiet = given["quiet"]
+    if given["check"] and not node_is_well(options, words, quiet=quiet):
+        return None
+    run = Run(
+        words, quiet=quiet, verbose=given["verbose"], grace_period=options.grace_period, started=started
+    )
+    if options.debug is not None:
+        words.say(f"rank {options.debug} has the terminal, Ctrl-C too; `davincirunctl stop` stops the job")
+    notify = None if quiet else lambda text: words.say(with_options(text))
+    return run, *_job(options, engine, least, context, notify, run)
 
 
 def _raise_descriptor_limit() -> None:

@@ -414,96 +414,101 @@ def _others_fault(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found
     link = _link(failed, by_rank)
     if link is not None and _only_ends_say_so(link[1], ranks, votes):
         return link
+    return (
+        _named_by_others(failed, ranks, votes)
+        or link
+        or _not_like_the_others(failed, ranks)
+        or _last_one_waiting(failed, ranks)
+        or _out_of_step(failed)
+        or _nothing_tells(failed, ranks)
+    )
+
+
+def _named_by_others(
+    failed: Sequence[Account], ranks: Sequence[Account], votes: Counter[int]
+) -> _Found | None:
+    by_rank = {one.rank: one for one in ranks}
     named = [by_rank[rank] for rank, _ in votes.most_common() if not _is_victim(by_rank[rank])]
-    if named:
-        best = votes[named[0].rank]
-        named = [one for one in named if votes[one.rank] * 2 >= best][:_MOST_SUSPECTS]
-        sayers = sum(1 for one in ranks if any(other == named[0].rank for other, _ in one.named))
-        listed = _list(named)
-        how = _state_of(named[0], failed)
-        said = (
-            f"{sayers} rank{'s' * (sayers != 1)} that waited in vain name{'s' * (sayers == 1)} {_list(named[:1]).en}"
-            if sayers
-            else f"HCCL's own finding names {_list(named[:1]).en}"
-        )
-        return (
-            Verdict.SUSPECTS,
-            named,
-            Words(en=f"Likely: {said}; {how.en}", zh=f"很可能：等待超时的 rank 指向 {listed.zh}；{how.zh}"),
-        )
-    if link is not None:
-        return link
+    if not named:
+        return None
+    best = votes[named[0].rank]
+    named = [one for one in named if votes[one.rank] * 2 >= best][:_MOST_SUSPECTS]
+    sayers = sum(1 for one in ranks if any(other == named[0].rank for other, _ in one.named))
+    listed = _list(named)
+    how = _state_of(named[0], failed)
+    said = (
+        f"{sayers} rank{'s' * (sayers != 1)} that waited in vain name{'s' * (sayers == 1)} {_list(named[:1]).en}"
+        if sayers
+        else f"HCCL's own finding names {_list(named[:1]).en}"
+    )
+    words = Words(en=f"Likely: {said}; {how.en}", zh=f"很可能：等待超时的 rank 指向 {listed.zh}；{how.zh}")
+    return Verdict.SUSPECTS, named, words
+
+
+def _not_like_the_others(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found | None:
     running = [one for one in ranks if not one.failed]
     suspects = _look_at(running, failed, ranks)
-    if suspects:
-        listed = _list(suspects)
-        how = _state_of(suspects[0], failed)
-        if len(suspects) == 1:
-            one = suspects[0]
-            only = all(other is one or other.failed for other in ranks)
-            en = "the only rank without such an error" if only else "differs from all others"
-            zh = "是唯一没有该错误的 rank" if only else "与其他 rank 不同"
-            return (
-                Verdict.SUSPECTS,
-                suspects,
-                Words(
-                    en=f"Likely: {listed.en} {'is ' if only else ''}{en}; {how.en}",
-                    zh=f"很可能：{listed.zh} {zh}；{how.zh}",
-                ),
-            )
-        return (
-            Verdict.SUSPECTS,
-            suspects,
-            Words(
-                en=f"Not sure: every rank that failed was waiting; {listed.en} did not say so",
-                zh=f"不确定：失败的 rank 都在等待；{listed.zh} 没有这样的错误",
-            ),
+    if not suspects:
+        return None
+    listed = _list(suspects)
+    if len(suspects) > 1:
+        words = Words(
+            en=f"Not sure: every rank that failed was waiting; {listed.en} did not say so",
+            zh=f"不确定：失败的 rank 都在等待；{listed.zh} 没有这样的错误",
         )
-    if (
-        len(failed) == 1
-        and len(ranks) > 1
-        and all(one.of.state is WorkerState.SUCCEEDED for one in ranks if one is not failed[0])
-    ):
-        alone = failed[0]
-        return (
-            Verdict.SUSPECTS,
-            [alone],
-            Words(
-                en=f"Likely: all others had ended well when rank {alone.rank} waited for them alone: it ran more steps, or "
-                "they ran fewer",
-                zh=f"很可能：其他 rank 都已正常结束，只有 rank {alone.rank} 在等待它们：它的步数更多，或它们的更少",
-            ),
-        )
-    odd = _odd_ones(failed)
-    if odd:
-        listed = _list(odd)
-        was = "was" if len(odd) == 1 else "were"
-        return (
-            Verdict.SUSPECTS,
-            odd,
-            Words(
-                en=f"Likely: all ranks waited in vain, and only {listed.en} {was} at another operation or step: out of step",
-                zh=f"很可能：所有 rank 都等待超时，只有 {listed.zh} 处于不同的操作或步数",
-            ),
-        )
-    return (
-        Verdict.UNCLEAR,
-        (),
-        Words(
-            en=f"Not sure: rank {failed[0].rank} failed first, but it says that it waited for another rank, and "
-            + (
-                "all ranks say the same: look at the network, the slowest rank, or different data"
-                if len(failed) == len(ranks)
-                else "nothing tells which one"
-            ),
-            zh=f"不确定：rank {failed[0].rank} 最先失败，但它在等待其他 rank，"
-            + (
-                "且所有 rank 都如此：检查网络、最慢的 rank 或数据差异"
-                if len(failed) == len(ranks)
-                else "没有迹象表明是哪一个"
-            ),
-        ),
+        return Verdict.SUSPECTS, suspects, words
+    (one,) = suspects
+    how = _state_of(one, failed)
+    only = all(other is one or other.failed for other in ranks)
+    en = "the only rank without such an error" if only else "differs from all others"
+    zh = "是唯一没有该错误的 rank" if only else "与其他 rank 不同"
+    words = Words(
+        en=f"Likely: {listed.en} {'is ' if only else ''}{en}; {how.en}",
+        zh=f"很可能：{listed.zh} {zh}；{how.zh}",
     )
+    return Verdict.SUSPECTS, suspects, words
+
+
+def _last_one_waiting(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found | None:
+    if len(failed) != 1 or len(ranks) < 2:
+        return None
+    alone = failed[0]
+    if not all(one.of.state is WorkerState.SUCCEEDED for one in ranks if one is not alone):
+        return None
+    words = Words(
+        en=f"Likely: all others had ended well when rank {alone.rank} waited for them alone: it ran more steps, or "
+        "they ran fewer",
+        zh=f"很可能：其他 rank 都已正常结束，只有 rank {alone.rank} 在等待它们：它的步数更多，或它们的更少",
+    )
+    return Verdict.SUSPECTS, [alone], words
+
+
+def _out_of_step(failed: Sequence[Account]) -> _Found | None:
+    odd = _odd_ones(failed)
+    if not odd:
+        return None
+    listed = _list(odd)
+    was = "was" if len(odd) == 1 else "were"
+    words = Words(
+        en=f"Likely: all ranks waited in vain, and only {listed.en} {was} at another operation or step: out of step",
+        zh=f"很可能：所有 rank 都等待超时，只有 {listed.zh} 处于不同的操作或步数",
+    )
+    return Verdict.SUSPECTS, odd, words
+
+
+def _nothing_tells(failed: Sequence[Account], ranks: Sequence[Account]) -> _Found:
+    everybody = len(failed) == len(ranks)
+    words = Words(
+        en=f"Not sure: rank {failed[0].rank} failed first, but it says that it waited for another rank, and "
+        + (
+            "all ranks say the same: look at the network, the slowest rank, or different data"
+            if everybody
+            else "nothing tells which one"
+        ),
+        zh=f"不确定：rank {failed[0].rank} 最先失败，但它在等待其他 rank，"
+        + ("且所有 rank 都如此：检查网络、最慢的 rank 或数据差异" if everybody else "没有迹象表明是哪一个"),
+    )
+    return Verdict.UNCLEAR, (), words
 
 
 def _nobody_failed(ranks: Sequence[Account]) -> _Found:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from davincirunsdk.diagnosis.account import Account
-    from davincirunsdk.diagnosis.evidence import LostNode
+    from davincirunsdk.diagnosis.evidence import End, LostNode
     from davincirunsdk.engines.messages import NodeFacts
     from davincirunsdk.rank_table.table import RankTable
     from davincirunsdk.supervision.cause import Stalled, Straggling
@@ -197,26 +197,12 @@ def _report(
     engine: list[LostNode],
     earlier: Sequence[AttemptRecord],
 ) -> FailureReport:
-    from davincirunsdk.diagnosis.evidence import End, Evidence
+    from davincirunsdk.diagnosis.evidence import Evidence
     from davincirunsdk.diagnosis.evidence import LostNode as Lost
     from davincirunsdk.diagnosis.judge import judge as judge_evidence
 
     order = tuple(dict.fromkeys([*troubled, *members]))
-    end, reason = End.WORKERS, ""
-    if limit is not None:
-        end = End.TIME_LIMIT if isinstance(limit, TimeLimit) else End.STALLED
-        reason = limit.words
-    elif not troubled and not lost and not engine:
-        end, reason = End.STOPPED, "stop was asked for"
-    elif troubled and (told := _first_report(troubled)) is not None:
-        # What the supervisor of that node knows no worker's account says.
-        ends = {
-            Verdict.STALLED: End.STALLED,
-            Verdict.TIME_LIMIT: End.TIME_LIMIT,
-            Verdict.INTERNAL_ERROR: End.INTERNAL_ERROR,
-        }
-        if told.verdict in ends:
-            end, reason = ends[told.verdict], told.why
+    end, reason = _end(troubled, limit, bad=bool(lost or engine))
     return judge_evidence(
         Evidence(
             job_id=job_id,
@@ -246,6 +232,28 @@ def _report(
             lang=lang,
         )
     )
+
+
+def _end(
+    troubled: Sequence[NodePart], limit: TimeLimit | Stalled | Straggling | None, *, bad: bool
+) -> tuple[End, str]:
+    """Say why the job ended, and in what words."""
+    from davincirunsdk.diagnosis.evidence import End
+
+    if limit is not None:
+        return End.TIME_LIMIT if isinstance(limit, TimeLimit) else End.STALLED, limit.words
+    if not troubled and not bad:
+        return End.STOPPED, "stop was asked for"
+    if troubled and (told := _first_report(troubled)) is not None:
+        # What the supervisor of that node knows no worker's account says.
+        ends = {
+            Verdict.STALLED: End.STALLED,
+            Verdict.TIME_LIMIT: End.TIME_LIMIT,
+            Verdict.INTERNAL_ERROR: End.INTERNAL_ERROR,
+        }
+        if told.verdict in ends:
+            return ends[told.verdict], told.why
+    return End.WORKERS, ""
 
 
 def _engine(members: Sequence[NodePart], why: str, now: float) -> LostNode:

@@ -24,87 +24,23 @@ _OF_JOB = ("nnodes", "resource", "command", "name", "env")
 """Options that a manifest takes up itself, so that the pods' own command does without."""
 
 
-def manifest_options(command: F) -> F:
-    """Give a command the options of manifests."""
+def _keep(context: click.Context, parameter: click.Parameter, value: object) -> object:
+    context.meta.setdefault(_CHOICES, {})[parameter.name] = value
+    return value
 
-    def keep(context: click.Context, parameter: click.Parameter, value: object) -> object:
-        context.meta.setdefault(_CHOICES, {})[parameter.name] = value
-        return value
 
-    def option(*names: str, **settings: Any) -> Callable[[F], F]:
-        check: Callable[[Any], object] | None = settings.pop("check", None)
+def _pod_option(*names: str, **settings: Any) -> Callable[[F], F]:
+    check: Callable[[Any], object] | None = settings.pop("check", None)
 
-        def callback(context: click.Context, parameter: click.Parameter, value: Any) -> object:
-            if check is not None:
-                try:
-                    value = check(value)
-                except ValueError as error:
-                    raise click.BadParameter(str(error)) from None
-            return keep(context, parameter, value)
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> object:
+        if check is not None:
+            try:
+                value = check(value)
+            except ValueError as error:
+                raise click.BadParameter(str(error)) from None
+        return _keep(context, parameter, value)
 
-        return click.option(*names, callback=callback, expose_value=False, **settings)
-
-    pairs = {"multiple": True, "metavar": "NAME=VALUE", "check": _pairs}
-    for add in reversed(
-        [
-            option(
-                "--manifest",
-                type=click.Choice(KINDS),
-                help="Print a job that runs COMMAND on --nnodes nodes of a cluster, and start nothing.",
-            ),
-            option("--image", metavar="IMAGE", default="", help="Image of the pods."),
-            option("--namespace", metavar="NAME", default="", help="Namespace of the job."),
-            option(
-                "--queue",
-                metavar="NAME",
-                default="",
-                help="Queue of the scheduler; with Slurm, the partition.",
-            ),
-            option(
-                "--npu-resource",
-                metavar="NAME",
-                default=NPU,
-                help=f"Resource name of the NPUs.  [default: {NPU}]",
-            ),
-            option("--shm-size", metavar="SIZE", default="", help="Size of /dev/shm, such as 16Gi."),
-            option(
-                "--volume",
-                "volumes",
-                multiple=True,
-                metavar="SOURCE:PATH[:ro]",
-                check=_volumes,
-                help="Storage to mount: /folder:/path, pvc:CLAIM:/path, nfs:SERVER:/folder:/path or "
-                "configmap:NAME:/path.",
-            ),
-            option("--label", "labels", help="Label of the job and its pods.", **pairs),
-            option("--node-selector", help="Label that a node must have.", **pairs),
-            option("--image-pull-secret", metavar="NAME", default="", help="Secret for the image."),
-            option("--service-account", metavar="NAME", default="", help="Service account of the pods."),
-            option(
-                "--mindcluster",
-                metavar="SERIES",
-                default="",
-                help="For MindCluster: NPU series for the label ring-controller.atlas, such as ascend-910b.",
-            ),
-            option("--driver-mounts", is_flag=True, help="Mount the hosts' Ascend driver into the pods."),
-            option(
-                "--retries",
-                default=0,
-                type=click.IntRange(0),
-                metavar="N",
-                show_default=True,
-                help="How often the platform may start the whole job again after a failure.",
-            ),
-            option(
-                "--manifest-patch",
-                metavar="FILE",
-                type=click.Path(exists=True, dir_okay=False),
-                help="JSON merge patch for the job, for what no option covers.",
-            ),
-        ]
-    ):
-        command = add(command)
-    return command
+    return click.option(*names, callback=callback, expose_value=False, **settings)
 
 
 def manifest_kind(context: click.Context) -> str | None:
@@ -238,3 +174,69 @@ def _given(context: click.Context, name: str) -> bool:
 
 def _option(context: click.Context, name: str) -> str:
     return next(parameter.opts[-1] for parameter in context.command.params if parameter.name == name)
+
+
+_PAIRS: dict[str, Any] = {"multiple": True, "metavar": "NAME=VALUE", "check": _pairs}
+_OPTIONS: list[Callable[[Any], Any]] = [
+    _pod_option(
+        "--manifest",
+        type=click.Choice(KINDS),
+        help="Print a job that runs COMMAND on --nnodes nodes of a cluster, and start nothing.",
+    ),
+    _pod_option("--image", metavar="IMAGE", default="", help="Image of the pods."),
+    _pod_option("--namespace", metavar="NAME", default="", help="Namespace of the job."),
+    _pod_option(
+        "--queue",
+        metavar="NAME",
+        default="",
+        help="Queue of the scheduler; with Slurm, the partition.",
+    ),
+    _pod_option(
+        "--npu-resource",
+        metavar="NAME",
+        default=NPU,
+        help=f"Resource name of the NPUs.  [default: {NPU}]",
+    ),
+    _pod_option("--shm-size", metavar="SIZE", default="", help="Size of /dev/shm, such as 16Gi."),
+    _pod_option(
+        "--volume",
+        "volumes",
+        multiple=True,
+        metavar="SOURCE:PATH[:ro]",
+        check=_volumes,
+        help="Storage to mount: /folder:/path, pvc:CLAIM:/path, nfs:SERVER:/folder:/path or "
+        "configmap:NAME:/path.",
+    ),
+    _pod_option("--label", "labels", help="Label of the job and its pods.", **_PAIRS),
+    _pod_option("--node-selector", help="Label that a node must have.", **_PAIRS),
+    _pod_option("--image-pull-secret", metavar="NAME", default="", help="Secret for the image."),
+    _pod_option("--service-account", metavar="NAME", default="", help="Service account of the pods."),
+    _pod_option(
+        "--mindcluster",
+        metavar="SERIES",
+        default="",
+        help="For MindCluster: NPU series for the label ring-controller.atlas, such as ascend-910b.",
+    ),
+    _pod_option("--driver-mounts", is_flag=True, help="Mount the hosts' Ascend driver into the pods."),
+    _pod_option(
+        "--retries",
+        default=0,
+        type=click.IntRange(0),
+        metavar="N",
+        show_default=True,
+        help="How often the platform may start the whole job again after a failure.",
+    ),
+    _pod_option(
+        "--manifest-patch",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="JSON merge patch for the job, for what no option covers.",
+    ),
+]
+
+
+def manifest_options(command: F) -> F:
+    """Give a command the options of manifests."""
+    for add in reversed(_OPTIONS):
+        command = add(command)
+    return command

@@ -54,12 +54,7 @@ def cluster(
     """
     present = devices.npus(root)
     nodes = nodes_of(table, wish.nproc_per_node or len(devices.visible(env, present)), str(path))
-    if wish.nnodes is not None and wish.nnodes != len(nodes):
-        raise RankTableError(
-            f"rank table {path}: found {len(nodes)} node{'s' if len(nodes) > 1 else ''}; expected "
-            f"{wish.nnodes}, the nnodes asked for: drop that figure, or give the table of this job",
-            path=str(path),
-        )
+    _refuse_other_nnodes(nodes, wish, path)
     ignore = wish.ignore_platform
     said = [claim for site in sites for claim in claims_of_site(site)]
     in_table = [Claim(name="nnodes", value=len(nodes), source=f"rank table {path}")]
@@ -80,13 +75,7 @@ def cluster(
     # A platform that writes the table may number its nodes anew in it, by the network's shape.
     foreign = [claim for site in sites if not site.writes_table for claim in claims_of_site(site)]
     settle("node_rank", (*wished, *in_table, *foreign), ignore=ignore)
-    if wish.nproc_per_node is not None and wish.nproc_per_node != len(own.rows):
-        raise RankTableError(
-            f"rank table {path}: found {len(own.rows)} device{'s' if len(own.rows) > 1 else ''} on this "
-            f"node ({printable(own.name)}); expected {wish.nproc_per_node}, the nproc_per_node asked for: "
-            "drop that figure, as a table settles it, or give another table",
-            path=str(path),
-        )
+    _refuse_other_nproc(own, wish, path)
     if ignore and not {row.device_id for row in own.rows} <= set(present):
         # A container may have given its device files other numbers: then only the places can be right.
         present = ()
@@ -95,14 +84,11 @@ def cluster(
     own_words = (*wished, *rendezvous.claims(env))
     address, port = (settle(name, own_words, ignore=True) for name in ("master_addr", "master_port"))
     agreed = [site for site in agreed if site.node_rank in (None, node_rank)]
-    if port is None and len(nodes) > 1:
-        known = next((site.master_port for site in agreed if site.master_port), None)
-        port = Claim(name="master_port", value=known or shared_port(dump(table)), source=f"rank table {path}")
     return Cluster(
         nodes=tuple(_node(place, node, numbers if node is own else {}) for place, node in enumerate(nodes)),
         node_rank=node_rank,
         master_addr=str(address.value) if address else _master(nodes, agreed),
-        master_port=int(port.value) if port else None,
+        master_port=int(port.value) if port else _master_port(nodes, agreed, table),
         job_id=paths.job_id(env),
         rank_table=paths.file_for_hccl(table, path, env, root, documented=False),
         log_root=paths.log_root(env, command_line=wish.command_line),
@@ -115,6 +101,32 @@ def cluster(
         platform=platform,
         facts=facts((*wished, *in_table, *rendezvous.claims(env), *said)),
     )
+
+
+def _refuse_other_nnodes(nodes: tuple[TableNode, ...], wish: Wish, path: Path) -> None:
+    if wish.nnodes is not None and wish.nnodes != len(nodes):
+        raise RankTableError(
+            f"rank table {path}: found {len(nodes)} node{'s' if len(nodes) > 1 else ''}; expected "
+            f"{wish.nnodes}, the nnodes asked for: drop that figure, or give the table of this job",
+            path=str(path),
+        )
+
+
+def _refuse_other_nproc(own: TableNode, wish: Wish, path: Path) -> None:
+    if wish.nproc_per_node is not None and wish.nproc_per_node != len(own.rows):
+        raise RankTableError(
+            f"rank table {path}: found {len(own.rows)} device{'s' if len(own.rows) > 1 else ''} on this "
+            f"node ({printable(own.name)}); expected {wish.nproc_per_node}, the nproc_per_node asked for: "
+            "drop that figure, as a table settles it, or give another table",
+            path=str(path),
+        )
+
+
+def _master_port(nodes: tuple[TableNode, ...], agreed: list[Site], table: RankTable) -> int | None:
+    """The port that all nodes choose alike; None on one node, where any free one is better."""
+    if len(nodes) == 1:
+        return None
+    return next((site.master_port for site in agreed if site.master_port), None) or shared_port(dump(table))
 
 
 def _master(nodes: tuple[TableNode, ...], agreed: list[Site]) -> str:

@@ -153,26 +153,9 @@ def prepare(
         WorkerSpawnError: The command is not there or cannot be executed.
         PlatformError: A folder cannot be made, the port is taken, or /proc is not there.
     """
-    _check_proc()
-    ranks = [device.rank for device in cluster.node.devices]
-    if options.debug is not None and options.debug not in ranks:
-        raise PlatformError(
-            f"debug names rank {options.debug}: expected one of this node's, {ranks[0]} to {ranks[-1]}"
-        )
-    log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
     attempt = options.driven_attempt or 0
-    owns = dict.fromkeys(_own(options, cluster, device, attempt) for device in cluster.node.devices)
-    for one in owns:
-        _make_folder(one.work_dir, "work_dir")
-        _check_command(one.command, one.work_dir, {**inherited, **dict(one.env)})
-        check_script(one.command, one.work_dir)
-    # One look takes as long as a Python's start, and what one worker lacks the job lacks.
-    first = next(iter(owns))
-    check_module(first.command, first.work_dir, {**inherited, **dict(first.env)})
-    _make_folder(log_dir, "log_dir")
-    if cluster.node_rank == 0:
-        for document in ("report", "html", "metrics"):
-            _check_document(getattr(options, document), document)
+    log_dir = options.log_dir or cluster.log_dir or options.default_log_dir
+    _check(options, cluster, inherited, attempt=attempt, log_dir=log_dir)
     outer = inherited.get(JOB_MARK)
     own = os.urandom(8).hex()
     mark = f"{outer}/{own}" if outer else own
@@ -217,6 +200,30 @@ def prepare(
         events=events,
         first=Launch(specs=specs, files=tuple(files)),
     )
+
+
+def _check(
+    options: JobOptions, cluster: Cluster, inherited: Mapping[str, str], *, attempt: int, log_dir: Path
+) -> None:
+    """Refuse what could not run, and make the folders, before anything of the job is written."""
+    _check_proc()
+    ranks = [device.rank for device in cluster.node.devices]
+    if options.debug is not None and options.debug not in ranks:
+        raise PlatformError(
+            f"debug names rank {options.debug}: expected one of this node's, {ranks[0]} to {ranks[-1]}"
+        )
+    owns = dict.fromkeys(_own(options, cluster, device, attempt) for device in cluster.node.devices)
+    for one in owns:
+        _make_folder(one.work_dir, "work_dir")
+        _check_command(one.command, one.work_dir, {**inherited, **dict(one.env)})
+        check_script(one.command, one.work_dir)
+    # One look takes as long as a Python's start, and what one worker lacks the job lacks.
+    first = next(iter(owns))
+    check_module(first.command, first.work_dir, {**inherited, **dict(first.env)})
+    _make_folder(log_dir, "log_dir")
+    if cluster.node_rank == 0:
+        for document in ("report", "html", "metrics"):
+            _check_document(getattr(options, document), document)
 
 
 def _check_proc() -> None:
