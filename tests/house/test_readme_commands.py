@@ -196,6 +196,21 @@ def test_two_nodes_by_hand(place: Path) -> None:
     }
 
 
+def test_hosts_over_ssh(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both lines, with a client that runs here what it is to run there; session netns has real hosts."""
+    (place / "bin").mkdir()
+    client = place / "bin" / "ssh"
+    client.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+    (place / "hosts.txt").write_text("atlas01 slots=2\natlas02 slots=2\n")
+    lines = [line for line in LINES if "--engine ssh" in line]
+    assert len(lines) == 2
+    said = [run(line).stdout for line in lines]
+    assert "32 workers succeeded" in said[0]
+    assert "4 workers succeeded" in said[1]
+
+
 @pytest.mark.parametrize("line", [line for line in LINES if "--manifest" in line])
 def test_manifests(line: str, place: Path) -> None:
     """Each is printed whole: JSON, or a batch file."""
