@@ -18,7 +18,14 @@ PYTHONS = nox.project.python_versions(PROJECT)
 TORCH = "torch==2.13.0"
 PYTEST = ("pytest>=8", "pytest-asyncio", "pytest-rerunfailures", "pytest-timeout")
 # The parts that lean on a dependency: asyncio and processes, commands, terminal, files.
-LOWEST = ("tests/api/test_manager.py", "tests/rank_table", "tests/output", "tests/ctl")
+LOWEST = (
+    "tests/api/test_manager.py",
+    "tests/api/test_blocking.py",
+    "tests/cli/test_cli_wishes.py",
+    "tests/rank_table",
+    "tests/output",
+    "tests/ctl",
+)
 SOURCES = ("davincirunsdk", "tests", "benchmarks", "docs", ".ci", "noxfile.py")
 
 

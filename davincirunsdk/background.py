@@ -139,10 +139,10 @@ class _Background:
                 endings = [portal.start_task_soon(job._end_here) for job in jobs]
                 for ending in endings:
                     ending.exception()
-        except RuntimeError as error:
+        except Exception as error:
             if opened.done():
                 raise
-            # No thread can be had for the loop; there may be one later.
+            # Such as no thread to be had for the loop; there may be one later.
             with self._lock:
                 self._opened = None
             opened.set_exception(error)
