@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from davincirunsdk.concurrency import in_thread
+from davincirunsdk.diagnosis.language import choose_language
 from davincirunsdk.engines.admission import Identity, read_key
 from davincirunsdk.engines.meeting import Terms, resolved
 from davincirunsdk.engines.meeting_guest import GuestMeeting
@@ -97,6 +98,7 @@ async def convene(
         leave_after=_leave_after(options, env),
         keep_going=options.keep_going,
         keeps_port=options.master_port is not None,
+        lang=choose_language(options.lang),
     )
     kind = HostMeeting if cluster.node_rank == 0 else GuestMeeting
     meeting = kind(terms, stop=stop, say=say, workers=workers, others_ended=others_ended)

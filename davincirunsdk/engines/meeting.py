@@ -119,6 +119,7 @@ class Terms:
         leave_after: Seconds that a healthy node stays after a job that failed elsewhere.
         keep_going: A worker that fails stops nobody.
         keeps_port: The user gave the port for the rendezvous, so that it stays the same.
+        lang: Language of the report, `en` or `zh`; node 0's is that of all.
     """
 
     identity: Identity
@@ -133,6 +134,7 @@ class Terms:
     leave_after: float
     keeps_port: bool = False
     keep_going: bool = False
+    lang: str = "en"
 
 
 class Meeting(ABC):
@@ -319,7 +321,16 @@ class Meeting(ABC):
     ) -> RunResult:
         own = self._result
         assert own is not None
-        joint = await in_thread_or_here(lambda: judge(parts, troubled, job_id=own.job_id, began=self._began))
+        joint = await in_thread_or_here(
+            lambda: judge(
+                parts,
+                troubled,
+                job_id=own.job_id,
+                began=self._began,
+                lang=self._terms.lang,
+                earlier=own.attempts[:-1],
+            )
+        )
         if joint.state is JobState.STOPPED and stop_code is not None:
             report = joint.report and replace(joint.report, exit_code=stop_code)
             joint = replace(joint, exit_code=stop_code, report=report)

@@ -148,6 +148,15 @@ def test_a_failing_rank_ends_all_nodes_with_its_code(job: Launchers, tmp_path: P
             assert f"stopping: rank {failing} failed on node {failing // 2}" in job.said(rank)
 
 
+def test_the_report_is_in_the_language_that_was_asked_for(job: Launchers, tmp_path: Path) -> None:
+    """Where it is judged over all nodes, too."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    job.start_all(WORKER, "--fail", "5:7", "--when-ready", str(gate), options=("--lang", "zh"))
+    assert job.codes() == [7, 7, 7]
+    assert all("失败：rank 5 是根因" in job.said(rank) for rank in range(NODES)), job.said(0)
+
+
 def test_success_is_shared(job: Launchers) -> None:
     """All end well, and nobody says a word about the meeting but who gets in."""
     job.start_all(WORKER, "--seconds", "1")
@@ -409,6 +418,10 @@ def test_restarts_that_are_used_up_end_all_nodes(job: Launchers) -> None:
     assert job.codes() == [9, 9, 9]
     assert all("rank 3" in cause for cause in causes(job)), causes(job)
     assert "no restart: " in job.said(0)
+    for rank in range(NODES):
+        report = job.said(rank).partition(" failed: ")[2]
+        assert re.search("attempt 0 ended .* rank 5", report), report
+        assert re.search("attempt 1 ended .* rank 4", report), report
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
