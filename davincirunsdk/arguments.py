@@ -154,7 +154,9 @@ def handled_signal(name: str, value: object) -> str:
         raise TypeError(f"{name} is {value!r}: expected the name of a signal, such as 'USR1'")
     word = f"SIG{value.upper().removeprefix('SIG')}"
     if word not in signal.Signals.__members__ or word in ("SIGKILL", "SIGSTOP"):
-        raise ValueError(f"{name} is {value!r}: expected a signal that a process can handle, such as 'USR1'")
+        raise ValueError(
+            f"{name} is {value!r}: expected a signal that a process can handle, such as 'INT' or 'USR1'"
+        )
     return word
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from davincirunsdk.ctl.asked import FAULT, fail, find, plain
-from davincirunsdk.ctl.jobs import newest_events, running_jobs
+from davincirunsdk.ctl.asked import FAULT, events_of, fail, plain
 
 
 @click.command()
@@ -25,11 +24,12 @@ from davincirunsdk.ctl.jobs import newest_events, running_jobs
 def report(job: str, html: str | None, as_json: bool, lang: str | None) -> None:
     """Explain why a job failed.
 
-    JOB is a running job or the log folder of one that is over, which may be torchrun's or msrun's, too.
+    JOB is a running job, or of one that is over its log folder, which may be torchrun's or msrun's, too, or
+    its id where that is ./log.
     """
     folder = Path(job)
-    if not folder.exists():
-        folder = find(None if job == "-" else job).events.parent
+    if not os.path.exists(folder):
+        folder = events_of(job).parent
     if html is not None:
         from davincirunsdk.documents import write_page
 
@@ -64,11 +64,7 @@ def bundle(job: str, output: str | None, dry_run: bool) -> None:
     from davincirunsdk.ctl.bundle import items_of, write_bundle
     from davincirunsdk.output.run_record import read_record
 
-    events = newest_events(job)
-    if events is None and os.path.isdir(job):
-        fail(f"{job} holds no events file of davincirun: expected <job>-events.jsonl", FAULT)
-    if events is None or any(job in (one.job_id, one.mark) for one in running_jobs()):
-        events = find(None if job == "-" else job).events
+    events = events_of(job)
     name = read_record(events).job
     items = items_of(events, os.environ)
     for item in items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from davincirunsdk.output import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 
 NO_JOB, SEVERAL, FAULT = 1, 2, 3
@@ -35,6 +37,16 @@ def find(name: str | None) -> HostJob:
         fail(str(error), NO_JOB)
     except SeveralJobsError as error:
         fail(str(error), SEVERAL)
+
+
+def events_of(name: str) -> Path:
+    """Find the events file of a job that runs, or else of one that is over."""
+    path = newest_events(name)
+    if path is None and os.path.isdir(name):
+        fail(f"{name} holds no events file of davincirun: expected <job>-events.jsonl", FAULT)
+    if path is None or any(name in (job.job_id, job.mark) for job in running_jobs()):
+        return find(None if name == "-" else name).events
+    return path
 
 
 def find_or_end(name: str | None) -> HostJob:

@@ -118,6 +118,7 @@ def test_a_job_that_is_over_by_then(verb: str, job_folder: Path) -> None:
         assert late.returncode == 3, late.stderr
         assert "is over" in late.stderr
         assert "rank 1 is the root cause" in late.stderr
+    assert "rank 1 is the root cause" in ctl("report", "away").stdout
     nobody = ctl(verb, "awa")
     assert nobody.returncode == 1
     assert "no job 'awa' runs on this host" in nobody.stderr
