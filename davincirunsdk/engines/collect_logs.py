@@ -78,7 +78,7 @@ async def _collect(members: Sequence[Member], first: Sequence[int], proof: Path,
         for worker in (*member.workers, *member.auxiliaries)
     ]
     if not wanted:
-        return f"logs of {some_of(away)}, cannot be brought here" if away else ""
+        return f"no logs can be brought here of {some_of(away)}" if away else ""
     order = {rank: place for place, rank in enumerate(first)}
     wanted.sort(key=lambda one: order.get(one[1].rank, len(order)))
     most = min(_MOST_OF_FILE, max(_LEAST_OF_FILE, _MOST // len(wanted)))
@@ -88,6 +88,7 @@ async def _collect(members: Sequence[Member], first: Sequence[int], proof: Path,
         of_node.setdefault(member.name, []).append(worker)
     handles = {member.name: member.handle for member in there}
     turns = asyncio.Semaphore(_NODES_AT_A_TIME)
+    brought: list[int] = []
     cut: list[int] = []
 
     async def bring(node: str, workers: Sequence[WorkerStatus]) -> None:
@@ -97,16 +98,18 @@ async def _collect(members: Sequence[Member], first: Sequence[int], proof: Path,
                 if attempt is not None:
                     path = path.with_name(f"{path.stem}-attempt-{attempt}{path.suffix}")
                 try:
-                    if await _bring(handles[node], worker.rank, path, most):
-                        cut.append(worker.rank)
-                except (NodeLostError, RuntimeError) as error:
+                    whole = await _bring(handles[node], worker.rank, path, most)
+                except (NodeLostError, RuntimeError, _NoRoom) as error:
                     away.append(f"{node}: {error}")
                     return
+                if worker.rank >= 0:
+                    brought.append(worker.rank)
+                    cut.extend(() if whole else (worker.rank,))
 
     await asyncio.gather(*(bring(node, workers) for node, workers in of_node.items()))
-    parts = [f"logs of {ranks(sorted(worker.rank for _, worker in chosen))} were brought to {folder}"]
+    parts = [f"logs of {ranks(sorted(brought)) if brought else 'no rank'} were brought to {folder}"]
     if cut:
-        parts.append(f"of {ranks(sorted(cut))} head and tail, {most >> 10} KiB")
+        parts.append(f"of {ranks(sorted(cut))} head and tail, {most >> 10} KiB each")
     if left:
         parts.append(f"{count(len(left), 'more log')} stayed on the nodes")
     if away:
@@ -132,7 +135,7 @@ async def _shares(handle: NodeHandle, proof: Path, beginning: bytes) -> bool:
 
 
 async def _bring(handle: NodeHandle, rank: int, path: Path, most: int) -> bool:
-    """Bring one file; tell whether something was left out of it.
+    """Bring one file; tell whether it is whole.
 
     Raises:
         NodeLostError: The node is lost.
@@ -143,7 +146,9 @@ async def _bring(handle: NodeHandle, rank: int, path: Path, most: int) -> bool:
     size = piece.size
     head = size if size <= most else most // _HEAD
     try:
-        file = await in_thread(LogFile, path, lambda text: logger.warning("%s", text))
+        file = await in_thread(
+            lambda: LogFile(path, lambda text: logger.warning("%s", text)), unwanted=LogFile.close
+        )
     except OSError as error:
         raise _NoRoom(f"{path} cannot be written: {error.strerror}") from None
     try:
@@ -160,4 +165,4 @@ async def _bring(handle: NodeHandle, rank: int, path: Path, most: int) -> bool:
             place += len(piece.data)
     finally:
         await in_thread(file.close)
-    return head < size
+    return head == size

@@ -471,7 +471,7 @@ async def test_logs_of_other_disks_are_brought_after_a_failure(
         async with job:
             await job.wait()
     assert "logs of ranks 2, 3 were brought to " in caplog.text
-    assert "of rank 2 head and tail, 78 KiB" in caplog.text
+    assert "of rank 2 head and tail, 78 KiB each" in caplog.text
     assert Path("log/far-proc-rank-3-device-1.txt").read_text() == "short\n"
     text = Path("log/far-proc-rank-2-device-0.txt").read_text()
     whole = (tmp_path / "far" / "far-proc-rank-2-device-0.txt").read_text()

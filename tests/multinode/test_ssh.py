@@ -71,6 +71,22 @@ def left(hosts: SshHosts) -> list[str]:
     return found
 
 
+def test_logs_are_brought_from_hosts_with_disks_of_their_own(hosts: SshHosts) -> None:
+    """After a failure the driver's folder has every rank's log, in which `--explain` finds the cause."""
+    log, ready = hosts.folder / "log", hosts.folder / "ready"
+    log.mkdir()
+    ready.mkdir()
+    for host in hosts.hosts:
+        subprocess.run(host.command("mount", "-t", "tmpfs", "none", str(log)), check=True)
+    command = [WORKER, "--fail", "1:9", "--when-ready", str(ready)]
+    done = run(hosts.launch("--nproc-per-node", "1", "--collect-logs", *command))
+    assert done.returncode == 9, done.stderr
+    assert f"were brought to {log}" in done.stderr, done.stderr
+    assert sorted(re.findall(r"ready rank (\d)", logs(hosts))) == ["0", "1", "2"], logs(hosts)
+    explained = run([sys.executable, "-m", "davincirunsdk", "--explain", str(log)])
+    assert "rank 1" in explained.stdout, explained
+
+
 def test_nodes_make_one_rank_table_and_leave_nothing(tmp_path: Path) -> None:
     """Hosts that know their NPUs' addresses start from one table, in the order of their server ids."""
     code = (
