@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from davincirunsdk.ctl.asked import FAULT, events_of, fail, plain
+from davincirunsdk.ctl.jobs import running_jobs
 
 
 @click.command()
@@ -27,24 +28,33 @@ def report(job: str, html: str | None, as_json: bool, lang: str | None) -> None:
     JOB is a running job, or of one that is over its log folder, which may be torchrun's or msrun's, too, or
     its id where that is ./log.
     """
-    folder = Path(job)
+    folder, events = Path(job), None
     if not os.path.exists(folder):
-        folder = events_of(job).parent
+        events = events_of(job)
+        folder = events.parent
     if html is not None:
         from davincirunsdk.documents import write_page
 
-        found = sorted(folder.glob("*-events.jsonl"), key=os.path.getmtime)
+        found = (
+            [events] if events is not None else sorted(folder.glob("*-events.jsonl"), key=os.path.getmtime)
+        )
         if not found:
             fail(f"{folder} holds no events file of davincirun: expected <job>-events.jsonl", FAULT)
         write_page(Path(html).absolute(), found[-1])
         click.echo(f"the run report is in {html}")
         return
     from davincirunsdk.diagnosis.explain import explain_folder
+    from davincirunsdk.output.run_record import read_record
 
     try:
-        explained = explain_folder(folder, lang=lang)
+        named = None if events is None else read_record(events).job
+        explained = explain_folder(folder, job=named, lang=lang)
     except (OSError, ValueError) as error:
         fail(str(error), FAULT)
+    running = next((one for one in running_jobs() if one.events == events), None)
+    if running is not None and not explained.failures and not as_json:
+        click.echo(f"job {plain(str(running))} runs, and none of its workers has failed so far")
+        return
     click.echo(explained.to_json() if as_json else explained.text)
 
 

@@ -68,7 +68,7 @@ def left_alone(job: HostJob) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"davincirunctl: job {plain(job.job_id)} ({job.mark}) goes on", err=True)
+        click.echo(f"davincirunctl: job {plain(str(job))} goes on", err=True)
         sys.exit(128 + signal.SIGINT)
 
 

@@ -50,12 +50,29 @@ class HostJob:
 
     @property
     def workers(self) -> dict[int, int]:
-        """Pids of the ranks that run, by rank."""
+        """Pids of the ranks that run, by rank.
+
+        Whoever writes an events file may name any process in it, and root reads those of others: only
+        processes of the launcher's own user are believed.
+        """
+        proc = Proc()
         return {
             rank.rank: life.pid
             for rank in self.record.ranks
             if rank.lives and (life := rank.lives[-1]).ended is None and life.pid is not None
+            if _owner(proc, life.pid) == self.user
         }
+
+    @property
+    def state(self) -> str:
+        """`RUNNING`, `STOPPING`, or `LAUNCHER STOPPED` where its launcher is suspended."""
+        if is_stopped(self.launcher):
+            return "LAUNCHER STOPPED"
+        return "STOPPING" if any(one.kind == "stopping" for one in self.record.happenings) else "RUNNING"
+
+    def __str__(self) -> str:
+        """What a person tells it by."""
+        return f"{self.job_id} ({self.mark})" if self.mark else self.job_id
 
 
 class NoSuchJobError(LookupError):
@@ -99,13 +116,16 @@ def find_job(name: str | None) -> HostJob:
     if not fitting:
         if name is None:
             raise NoSuchJobError("no job runs here")
-        known = ", ".join(f"{job.job_id} ({job.mark})" for job in jobs) or "none"
+        known = ", ".join(map(str, jobs)) or "none"
         raise NoSuchJobError(
             f"no job {name!r} runs on this host; running: {known} (`davincirunctl report LOGDIR` tells of "
             "one that is over)"
         )
     if len(fitting) > 1:
-        listed = ", ".join(f"{job.mark} (launcher {job.launcher}, {job.job_id})" for job in fitting)
+        listed = ", ".join(
+            f"{job.mark} ({job.job_id}, launcher {job.launcher}, logs in {job.events.parent})"
+            for job in fitting
+        )
         raise SeveralJobsError(f"several jobs fit: {listed}; give the short mark of one")
     return fitting[0]
 
@@ -184,6 +204,9 @@ def _open_events(proc: Proc, pid: int) -> Iterator[Path]:
 def _job_of(proc: Proc, pid: int, path: Path) -> HostJob | None:
     """Read a job's events; None where the file is not that of a job of this process."""
     try:
+        if not path.is_file():
+            # Opening a pipe that somebody else holds would block.
+            return None
         with path.open(encoding="utf-8", errors="replace") as file:
             first = json.loads(file.readline() or "null")
         # Only then: it may be long.
@@ -202,6 +225,12 @@ def _job_of(proc: Proc, pid: int, path: Path) -> HostJob | None:
         events=path,
         record=record,
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is suspended, as by SIGSTOP."""
+    look = Proc().look(pid)
+    return look is not None and look.state == "T"
 
 
 def _mark_in(environment: bytes | None) -> str:

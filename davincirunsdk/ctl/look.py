@@ -7,6 +7,7 @@ import time
 
 import click
 
+from davincirunsdk.cluster import file_name
 from davincirunsdk.ctl import tailing
 from davincirunsdk.ctl.asked import chosen, end, find, find_or_end, left_alone, plain, plain_lines
 from davincirunsdk.ctl.jobs import (
@@ -86,7 +87,7 @@ def status(job: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_facts(found) | {"workers": rows}))
         return
-    click.echo(f"job {plain(found.job_id)} ({found.mark}), launcher {found.launcher}, {_state(found)}")
+    click.echo(f"job {plain(str(found))}, launcher {found.launcher}, {found.state}")
     for row in rows:
         end = "runs" if row["running"] else f"ended, exit code {row['exit_code']}"
         step = "" if row["step"] is None else f", step {row['step']}"
@@ -107,9 +108,10 @@ def tail(job: str, ranks: tuple[int, ...], follow: bool, lines: int) -> None:
     found = find(None if job == "-" else job)
     shown = chosen(found, ranks)
     with left_alone(found):
-        tailing.show_tail(found, shown, lines)
         if follow:
-            tailing.follow(found, shown)
+            tailing.follow(found, shown, lines)
+        else:
+            tailing.show_tail(found, shown, lines)
 
 
 @click.command()
@@ -132,7 +134,7 @@ def wait(job: str | None) -> None:
     """
     found = find_or_end(job)
     with left_alone(found):
-        click.echo(f"davincirunctl: waiting for job {plain(found.job_id)} ({found.mark})", err=True)
+        click.echo(f"davincirunctl: waiting for job {plain(str(found))}", err=True)
         last = tailing.wait(found)
     end(last)
 
@@ -148,8 +150,7 @@ def attach(job: str | None, lines: int) -> None:
     found = find_or_end(job)
     ranks = list(found.record.logs)
     with left_alone(found):
-        tailing.show_tail(found, ranks, lines)
-        last = tailing.follow(found, ranks)
+        last = tailing.follow(found, ranks, lines)
     end(last)
 
 
@@ -167,7 +168,7 @@ def stacks(job: str | None) -> None:
         Target(rank=rank, name="scheduler" if rank < 0 else f"rank {rank}", pid=pid)
         for rank, pid in found.workers.items()
     ]
-    taken = take_and_save(targets, found.events.parent, found.job_id)
+    taken = take_and_save(targets, found.events.parent, file_name(found.job_id))
     click.echo(plain_lines(str(taken)))
     if taken.path is not None:
         click.echo(f"all of it: {plain(str(taken.path))}")
@@ -191,7 +192,7 @@ def _facts(job: HostJob) -> dict[str, float | str | int | None]:
         "mark": job.mark,
         "job": job.job_id,
         "age": time.time() - job.record.started,
-        "state": _state(job),
+        "state": job.state,
         "ranks": len(job.workers),
         "cpu": cpu,
         "memory": memory,
@@ -200,17 +201,3 @@ def _facts(job: HostJob) -> dict[str, float | str | int | None]:
         "user": job.user,
         "logs": str(job.events.parent),
     }
-
-
-def _state(job: HostJob) -> str:
-    if _is_stopped(job.launcher):
-        return "LAUNCHER STOPPED"
-    kinds = [one.kind for one in job.record.happenings]
-    return "STOPPING" if "stopping" in kinds else "RUNNING"
-
-
-def _is_stopped(pid: int) -> bool:
-    from davincirunsdk.leftovers.proc import Proc
-
-    look = Proc().look(pid)
-    return look is not None and look.state == "T"

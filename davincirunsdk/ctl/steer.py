@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from davincirunsdk.ctl import tailing
 from davincirunsdk.ctl.asked import FAULT, fail, find, plain
-from davincirunsdk.ctl.jobs import (
-    dead_processes,
-)
+from davincirunsdk.ctl.jobs import dead_processes, is_stopped
 
 if TYPE_CHECKING:
+    from davincirunsdk.ctl.jobs import HostJob
     from davincirunsdk.leftovers.proc import Proc
 
 _REFUSED = frozenset({"TERM", "KILL", "INT", "STOP", "QUIT", "HUP"})
 _SECOND_SIGNAL = 1.2
 """Seconds after which a launcher counts a further signal as another wish."""
+
+_REACTION = 5.0
+"""Seconds in which a launcher that is well has begun to stop, or with `--now` has ended: it leaves by
+itself when nothing moves for two."""
 
 _END_SECONDS = 15.0
 """Seconds from SIGTERM to SIGKILL for processes of dead jobs."""
@@ -32,19 +36,40 @@ _END_SECONDS = 15.0
 def stop(job: str | None, now: bool) -> None:
     """Stop JOB, with the grace period.
 
-    Like SIGTERM to its launcher: the stop signal for the workers, the grace period, then SIGKILL.
+    Like SIGTERM to its launcher: the stop signal for the workers, the grace period, then SIGKILL. A
+    launcher that does not react is named, and with --now killed; the job's guardian ends what is left.
     """
     found = find(job)
     if found.is_command:
-        _signal(found.launcher, signal.SIGTERM)
-        if now:
-            time.sleep(_SECOND_SIGNAL)
-            _signal(found.launcher, signal.SIGTERM)
+        _stop_launcher(found, now=now)
     else:
         # The launcher is somebody's program, which has more to do than this job.
         for pid in found.workers.values():
             _signal(pid, signal.SIGKILL if now else signal.SIGTERM)
-    click.echo(f"job {plain(found.job_id)} ({found.mark}) is told to stop")
+    click.echo(f"job {plain(str(found))} is told to stop")
+
+
+def _stop_launcher(found: HostJob, *, now: bool) -> None:
+    began = found.state == "STOPPING"
+    news = tailing.news(found)
+    _wake(found.launcher, signal.SIGTERM)
+    if now:
+        time.sleep(_SECOND_SIGNAL)
+        _wake(found.launcher, signal.SIGTERM)
+    deadline = time.monotonic() + _REACTION
+    while time.monotonic() < deadline:
+        if tailing.is_gone(found) or (not now and (began or any(b'"stopping"' in line for line in news()))):
+            return
+        time.sleep(0.05)
+    if not now:
+        fail(
+            f"job {plain(str(found))} is told to stop, but its launcher {found.launcher} has not reacted for "
+            f"{_REACTION:g} s: `davincirunctl stop --now` ends the job without it",
+            FAULT,
+        )
+    for pid in (found.launcher, *found.workers.values()):
+        _signal(pid, signal.SIGKILL)
+    click.echo(f"launcher {found.launcher} did not react and was killed", err=True)
 
 
 @click.command("signal")
@@ -68,17 +93,24 @@ def send_signal(job: str, name: str) -> None:
         found.is_command
         and number in (signal.SIGUSR1, signal.SIGUSR2)
         and not _is_told_by_slurm(found.launcher)
+        and not is_stopped(found.launcher)
     ):
         _signal(found.launcher, number)
     else:
         from davincirunsdk.leftovers.proc import Proc
 
         proc = Proc()
-        for pid in found.workers.values():
-            disposition = proc.disposition(pid)
-            if disposition is not None and disposition.catches(number):
-                _signal(pid, number)
-    click.echo(f"SIG{short} is passed on to job {plain(found.job_id)} ({found.mark})")
+        handling = [
+            pid
+            for pid in found.workers.values()
+            if (disposition := proc.disposition(pid)) is not None and disposition.catches(number)
+        ]
+        for pid in handling:
+            _signal(pid, number)
+        if not handling:
+            click.echo(f"no worker of job {plain(str(found))} handles SIG{short}: nobody is told")
+            return
+    click.echo(f"SIG{short} is passed on to job {plain(str(found))}")
 
 
 @click.command("clean")
@@ -126,6 +158,13 @@ def _is_told_by_slurm(pid: int) -> bool:
     except OSError:
         return False
     return reached_by_sender(dict(os.fsdecode(variable).partition("=")[::2] for variable in variables))
+
+
+def _wake(pid: int, number: int) -> None:
+    """Signal a process that may have been stopped, which would not hear it."""
+    _signal(pid, number)
+    if is_stopped(pid):
+        _signal(pid, signal.SIGCONT)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -58,7 +58,7 @@ class _Found:
     node: str = ""
 
 
-def explain_folder(path: Path, *, lang: str | None = None) -> FailureReport:
+def explain_folder(path: Path, *, job: str | None = None, lang: str | None = None) -> FailureReport:
     """Judge a job that is over from its folder of logs, or from a single log file; blocks while it reads.
 
     Args:
@@ -66,6 +66,7 @@ def explain_folder(path: Path, *, lang: str | None = None) -> FailureReport:
             `<job>-events.jsonl`, which tells exit codes and times), of torchrun
             (`attempt_<n>/<rank>/stderr.log`), of msrun (`worker_<r>.log`), any folder with a file per
             rank, or one file; lines of several ranks in it are told apart by their prefixes.
+        job: Which one of a folder that holds several of ours; None for the newest.
         lang: `en` or `zh`; None for the language of the locale.
 
     Returns:
@@ -75,7 +76,7 @@ def explain_folder(path: Path, *, lang: str | None = None) -> FailureReport:
         FileNotFoundError: There is nothing there that looks like a log.
     """
     path = Path(path)
-    job, found = _collect(path)
+    job, found = _collect(path, job)
     if not found:
         raise FileNotFoundError(
             f"no log of a rank in {path}; expected files such as job-proc-rank-0-device-0.txt, "
@@ -111,12 +112,15 @@ def explain_folder(path: Path, *, lang: str | None = None) -> FailureReport:
     )
 
 
-def _collect(path: Path) -> tuple[str, dict[int, _Found]]:
+def _collect(path: Path, wanted: str | None) -> tuple[str, dict[int, _Found]]:
     if path.is_file():
         return path.stem, _split_by_prefix(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is neither a folder nor a file; expected the log folder of a job")
-    for collect in (_of_ours, _of_torchrun, _of_msrun, _of_ranked):
+    job, found = _of_ours(path, wanted)
+    if found:
+        return job, found
+    for collect in (_of_torchrun, _of_msrun, _of_ranked):
         job, found = collect(path)
         if found:
             return job, found
@@ -131,7 +135,7 @@ def _collect(path: Path) -> tuple[str, dict[int, _Found]]:
     return (files[-1].stem, _split_by_prefix(files[-1])) if files else (path.name, {})
 
 
-def _of_ours(path: Path) -> tuple[str, dict[int, _Found]]:
+def _of_ours(path: Path, wanted: str | None) -> tuple[str, dict[int, _Found]]:
     jobs: dict[str, dict[int, _Found]] = {}
     newest: dict[str, float] = {}
     for file in path.iterdir():
@@ -149,7 +153,7 @@ def _of_ours(path: Path) -> tuple[str, dict[int, _Found]]:
         found.error_file = error if error.is_file() else None
     if not jobs:
         return path.name, {}
-    job = max(newest, key=lambda name: newest[name])
+    job = wanted if wanted in jobs else max(newest, key=lambda name: newest[name])
     for scheduler in (path / f"{job}-scheduler.txt",):
         if scheduler.is_file():
             jobs[job][-1] = _Found(files=[scheduler])

@@ -31,6 +31,62 @@ while True:
         sys.exit(int(open("end").read() or 0) if os.environ["RANK"] == "1" else 0)
 """
 
+HOLDS = """
+import ctypes, os, sys
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+    if libc.ptrace(16, thread, None, None) == 0:  # PTRACE_ATTACH; one that has just ended cannot be held
+        os.waitpid(thread, 0x40000000)  # __WALL
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+CLEANS = """
+import os, signal, subprocess, sys, time
+CTL = [sys.executable, "-c", "from davincirunsdk.ctl.main import main; main()"]
+SLEEPS = "import signal, sys, time; signal.signal(signal.SIGTERM, {}); print(1, flush=True); time.sleep(600)"
+
+def start(action, **variables):
+    child = subprocess.Popen([sys.executable, "-c", SLEEPS.format(action)], env=os.environ | variables,
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    child.stdout.readline()
+    return child
+
+# The orphans of a launcher and of its guardian; and two that are nobody's: no job's, and a living job's.
+launcher = subprocess.Popen([sys.executable, "-m", "davincirunsdk", "--nproc-per-node", "2", sys.executable,
+                             "-c", "import time; open(str(time.time_ns()), 'w'); time.sleep(600)"],
+                            stdout=subprocess.PIPE, cwd="left")
+def children():
+    return open(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read().split()
+while len(os.listdir("left")) < 3:
+    time.sleep(0.02)
+orphans = [int(pid) for pid in children() if b"time_ns" in open(f"/proc/{pid}/cmdline", "rb").read()]
+guardians = [int(pid) for pid in children() if int(pid) not in orphans]
+stranger = start("signal.SIG_DFL")
+living = subprocess.Popen([sys.executable, "-m", "davincirunsdk", "--nproc-per-node", "1", sys.executable,
+                           "-c", "import time; print('on', flush=True); time.sleep(600)"],
+                          stdout=subprocess.PIPE, cwd="right")
+assert b"on" in living.stdout.readline()
+for pid in [*guardians, launcher.pid]:
+    os.kill(pid, signal.SIGKILL)
+launcher.wait()
+
+shown = subprocess.run([*CTL, "clean"], capture_output=True, text=True, check=True).stdout
+assert [int(line.split()[0]) for line in shown.splitlines()[:-1]] == sorted(orphans), shown
+assert all(os.path.exists(f"/proc/{pid}") for pid in orphans)
+said = subprocess.run([*CTL, "clean", "--yes"], capture_output=True, text=True, check=True).stdout
+assert "2 processes ended" in said, said
+def runs(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+assert not any(map(runs, orphans))
+assert stranger.poll() is None
+assert living.poll() is None
+assert "nothing is left" in subprocess.run([*CTL, "clean"], capture_output=True, text=True, check=True).stdout
+"""
+
 
 def ctl(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the control command to its end."""
@@ -101,6 +157,84 @@ def test_a_launcher_that_is_stopped_keeps_nobody_from_looking(job: Job) -> None:
     assert listed(job)["state"] == "LAUNCHER STOPPED"
     assert "ready 1" in ctl("status", job.name).stdout
     assert "rank" in ctl("stacks", job.name).stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--now"]])
+def test_a_launcher_that_is_stopped_is_woken_to_stop(options: list[str], job: Job) -> None:
+    """A suspended launcher would not hear of it."""
+    job.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(job.process.pid).status() == psutil.STATUS_STOPPED)
+    assert "is told to stop" in ctl("stop", job.name, *options).stdout
+    assert job.process.wait(30) == 143
+
+
+def test_a_launcher_that_does_not_react(job: Job) -> None:
+    """It is named with what can be done; `--now` ends the job without it, and nothing is left."""
+    pids = [worker["pid"] for worker in json.loads(ctl("status", job.name, "--json").stdout)["workers"]]
+    # A debugger holds it: the kernel takes signals for it, and it handles none.
+    holder = subprocess.Popen([PY, "-c", HOLDS, str(job.process.pid)], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)  # fmt: skip
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        done = ctl("stop", job.name, check=False)
+        assert done.returncode == 3
+        assert "stop --now" in done.stderr
+        assert ctl("stop", job.name, "--now").stdout
+        holder.communicate(b"")
+    assert job.process.wait(30) == -signal.SIGKILL
+    for pid in pids:
+        wait_until(lambda pid=pid: not is_alive(pid), what="the workers' end")
+
+
+def test_a_signal_passes_a_stopped_launcher_by(job: Job) -> None:
+    """Who handles it gets it from us; where nobody does, that is said."""
+    job.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(job.process.pid).status() == psutil.STATUS_STOPPED)
+    assert "is passed on" in ctl("signal", job.name, "USR1").stdout
+    job.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: all("heard SIGUSR1" in log.read_text() for log in job.logs), what="the signal")
+    assert "nobody is told" in ctl("signal", job.name, "WINCH").stdout
+
+
+def test_tail_follows_into_the_next_attempt(job_folder: Path) -> None:
+    """A restarted rank writes a new file: what it prints is shown as well, each line once."""
+    program = (
+        "import os, sys, time\n"
+        "attempt = os.environ['DAVINCIRUN_RESTART_COUNT']\n"
+        "sys.stdout.write(f'attempt {attempt} begins\\nand ends')\n"
+        "while not os.path.exists(f'go{attempt}'): time.sleep(0.02)\n"
+        "sys.exit(attempt == '0')\n"
+    )
+    name = f"ctl-restart-{os.getpid()}"
+    words = ["--nproc-per-node", "1", "--name", name, "--max-restarts", "1", "--restart-delay", "1"]
+    with subprocess.Popen(
+        [PY, "-m", "davincirunsdk", *words, PY, "-c", program], stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:  # fmt: skip
+        log = job_folder / "log" / f"{name}-proc-rank-0-device-0.txt"
+        wait_until(lambda: log.exists() and "and ends" in log.read_text(), what="the first attempt")
+        with subprocess.Popen([*CTL, "tail", name, "-f"], stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout is not None
+            assert follower.stdout.readline() == "[rank 0] attempt 0 begins\n"
+            (job_folder / "go0").touch()
+            assert follower.stdout.readline() == "[rank 0] and ends\n"
+            assert follower.stdout.readline() == "[rank 0] attempt 1 begins\n"
+            (job_folder / "go1").touch()
+            assert follower.communicate(timeout=30)[0] == "[rank 0] and ends\n"
+        assert launcher.wait(30) == 0
+
+
+def test_report_of_one_of_two_jobs_of_a_folder(job: Job) -> None:
+    """The job that is named is meant, not the newest of the folder; one that runs has not failed."""
+    (job.folder / "log/newer-proc-rank-0-device-0.txt").write_text("ValueError: no\n")
+    (job.folder / "log/newer-events.jsonl").write_text('{"time": 1, "kind": "about", "job": "newer"}\n')
+    os.utime(job.folder / "log/newer-proc-rank-0-device-0.txt", (2e9, 2e9))
+    os.utime(job.folder / "log/newer-events.jsonl", (2e9, 2e9))
+    assert f"job {job.name} (" in ctl("report", job.name).stdout
+    assert "runs, and none of its workers has failed so far" in ctl("report", job.name).stdout
+    ctl("report", job.name, "--html", "run.html")
+    assert f"<title>{job.name}: " in (job.folder / "run.html").read_text()
 
 
 def test_tail_shows_last_lines_and_follows_to_the_end(job: Job) -> None:
@@ -209,21 +343,17 @@ def test_a_job_of_a_program_is_stopped_without_its_program(job_folder: Path) -> 
 
 
 def test_clean_shows_first_and_ends_on_yes(job_folder: Path) -> None:
-    """An orphan with a job's mark is shown, and ended on `--yes`; processes of living jobs never are."""
-    program = "import time; print('here', flush=True); time.sleep(60)"
-    launcher = (
-        "import os, subprocess, sys\n"
-        "environment = os.environ | {'DAVINCIRUN_JOB': 'dead0000'}\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {program!r}], env=environment,"
-        " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)\n"
-        "print(child.pid, flush=True)\n"
-    )
-    pid = int(subprocess.run([PY, "-c", launcher], capture_output=True, text=True, check=True).stdout)
-    wait_until(lambda: psutil.Process(pid).environ().get("DAVINCIRUN_JOB") == "dead0000")
-    assert f"{pid}  " in ctl("clean").stdout
-    assert is_alive(pid)
-    psutil.Process(pid).terminate()
-    wait_until(lambda: not is_alive(pid))
+    """What is left of a job is shown, and ended on `--yes`, and only that; deaf ones get SIGKILL."""
+    if os.geteuid() != 0:
+        pytest.fail("this test needs root, for a process namespace in which no other test's jobs are")
+    (job_folder / "inside.py").write_text(CLEANS)
+    (job_folder / "left").mkdir()
+    (job_folder / "right").mkdir()
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", PY, "inside.py"],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_nobody_else_can_be_steered(job: Job) -> None:
