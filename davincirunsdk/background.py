@@ -182,7 +182,7 @@ def _refuse_after_the_end() -> None:
 
 def _is_done_with(job: JobBody) -> bool:
     """Tell whether a job has ended, and somebody knows how, if not well."""
-    return job._is_over and (job._told or job.error is None)
+    return job._is_over and (job._outcome.told or job.error is None)
 
 
 def _is_interactive() -> bool:
@@ -204,7 +204,7 @@ def _code_of(job: JobBody) -> int:
             try:
                 if job._is_over:
                     say(f"job {job.job_id} had failed, and nobody waited for it")
-                    job._outcome()
+                    job._outcome.take()
                 say(
                     f"the script has ended, and nobody waits for job {job.job_id} ({workers}): waiting for "
                     f"its end; Ctrl-C or `kill {os.getpid()}` stops it"
@@ -274,7 +274,7 @@ def wait(job: JobBody, *, destroy: bool) -> RunResult:
         try:
             if job._is_over:
                 # Perhaps with its loop: `asyncio.run` is over.
-                return job._outcome()
+                return job._outcome.take()
             return asyncio.run_coroutine_threadsafe(job._wait_here(), _loop_of(job)).result()
         except INTERRUPTS:
             interrupted = True

@@ -12,9 +12,8 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from davincirunsdk import __version__
 from davincirunsdk.channels import Channels
@@ -25,14 +24,14 @@ from davincirunsdk.concurrency import (
     running_loop,
     shield,
 )
-from davincirunsdk.errors import DavinciRunError, DistributedRuntimeError, JobTimeoutError, WorkerSpawnError
+from davincirunsdk.errors import DavinciRunError, WorkerSpawnError
 from davincirunsdk.logs.streams import BlockStream, Feed, LineStream
+from davincirunsdk.outcome import Outcome
 from davincirunsdk.own_loop import OwnLoop
 from davincirunsdk.phrases import count
 from davincirunsdk.supervision.cause import InternalError
-from davincirunsdk.supervision.time_limit import set_limits
-from davincirunsdk.supervision.verdict import INTERNAL_ERROR, must_raise
-from davincirunsdk.types import Event, JobState, RunResult, Verdict, WorkerState
+from davincirunsdk.supervision.verdict import INTERNAL_ERROR
+from davincirunsdk.types import Event, JobState, RunResult, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,58 +51,6 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
 _ALIVE = frozenset({WorkerState.RUNNING, WorkerState.STOPPING})
-
-
-class Job(Protocol):
-    """A job as its user and the command see it; `FMKManager` and `NodesManager` are such."""
-
-    async def __aenter__(self) -> Job:
-        """Start all workers."""
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop what still runs."""
-
-    def wait(self) -> Ending[RunResult]:
-        """Wait for the end of the job; see `JobBody.wait`."""
-
-    def stop(self, *, now: bool = False) -> Ending[None]:
-        """Stop the job; see `JobBody.stop`."""
-
-    def signal_workers(self, number: int) -> None:
-        """Pass a signal on to every running worker."""
-
-    def note_signal(self, number: signal.Signals) -> None:
-        """Learn which signal is the reason of the stop that comes next."""
-
-    @property
-    def state(self) -> JobState:
-        """Where the job stands."""
-
-    @property
-    def workers(self) -> tuple[WorkerStatus, ...]:
-        """The workers as they stand now, in rank order."""
-
-    @property
-    def auxiliaries(self) -> tuple[WorkerStatus, ...]:
-        """Processes that serve the workers and are not ranks."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Host names of the nodes of which this job starts the workers; () where it is this host alone."""
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """Which source said what about size and place of the job."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """What `wait` raises, None while there is no failure."""
-
-    @property
-    def job_id(self) -> str:
-        """Name of the job, as in its log files; "" before the start."""
 
 
 class JobBody(ABC):
@@ -138,12 +85,7 @@ class JobBody(ABC):
         self._ends_at = math.inf
         self._stop_code = 128 + signal.SIGTERM
         self._stop_reason = ""
-        self._result: RunResult | None = None
-        self._final: RunResult | None = None
-        self._error: DistributedRuntimeError | None = None
-        self._start_error: DavinciRunError | None = None
-        self._fault: Exception | None = None
-        self._told = False
+        self._outcome = Outcome()
         self._awaited = False
 
     def _about(self) -> tuple[tuple[str, str | int], ...]:
@@ -263,12 +205,8 @@ class JobBody(ABC):
             if self._task.done() or waits.cancelled:
                 await waits.until_any(self._task)
         waits.settle()
-        if self._start_error is not None:
-            self._told = True
-            raise self._start_error
-        if self._fault is not None:
-            self._told = True
-            raise self._fault
+        if (wrong := self._outcome.start_error or self._outcome.fault) is not None:
+            self._outcome.throw(wrong)
         return self
 
     async def __aexit__(
@@ -283,11 +221,13 @@ class JobBody(ABC):
         waits = Patience(self._request_stop)
         with shield():
             await waits.until_any(self._task)
-        if self._error is not None and not self._told and kind is None:
-            logger.error("the job failed and nobody waited for it:\n%s", self._error)
+        outcome = self._outcome
+        unsaid = not outcome.told and kind is None
+        if outcome.failure is not None and unsaid:
+            logger.error("the job failed and nobody waited for it:\n%s", outcome.failure)
         waits.settle()
-        if self._fault is not None and not self._told and kind is None:
-            raise self._fault
+        if outcome.fault is not None and unsaid:
+            raise outcome.fault
 
     def __await__(self) -> NoReturn:
         """Refuse what does not start a job."""
@@ -341,8 +281,8 @@ class JobBody(ABC):
         """Where the job stands: FAILED as soon as that is known, though others may still be stopping."""
         if self.error is not None:
             return JobState.FAILED
-        if self._result is not None:
-            return self._result.state
+        if self._outcome.result is not None:
+            return self._outcome.result.state
         if self._task is None or not self._started.done():
             return JobState.PENDING
         return JobState.STOPPING if self._is_stopping() else JobState.RUNNING
@@ -350,7 +290,7 @@ class JobBody(ABC):
     @property
     def error(self) -> BaseException | None:
         """What `wait` raises, None while there is no failure."""
-        return self._fault or self._start_error or self._error
+        return self._outcome.error
 
     def logs(self, ranks: Iterable[int] | None = None) -> LineStream:
         """Stream output as lines, in order per rank, from the last MiB before now on.
@@ -391,14 +331,6 @@ class JobBody(ABC):
         """True when nothing of the job is left, or none of it was ever started in this process."""
         return self._home.is_over
 
-    def _outcome(self) -> RunResult:
-        """Tell how the job ended, once that is decided; returns and raises as `wait` does."""
-        self._told = True
-        if (error := self.error) is not None:
-            raise error
-        assert self._result is not None
-        return self._result
-
     async def _end_here(self, now: bool = False) -> None:
         """Stop the job and wait until nothing is left, in the job's own loop."""
         self._request_stop(now=now)
@@ -426,9 +358,7 @@ class JobBody(ABC):
 
     async def _decide(self, waits: Patience) -> None:
         """Say how the job ends, though survivors may still run."""
-        result = await self._judge(waits)
-        self._know(result)
-        self._result = None if self._error is not None else result
+        self._outcome.decide(await self._judge(waits))
         resolve(self._decided, None)
 
     def _snapshot(self) -> Snapshot:
@@ -439,7 +369,7 @@ class JobBody(ABC):
             state=self.state,
             workers=(*self.workers, *self.auxiliaries),
             log_dir=self._log_dir,
-            report=str(self._error) if self._error is not None else "",
+            report=str(self._outcome.failure or ""),
             page=None if self._options.html is None else self._document(self._options.html),
         )
 
@@ -482,7 +412,7 @@ class JobBody(ABC):
             except asyncio.CancelledError as error:
                 cancellation = error
             except DavinciRunError as error:
-                self._start_error = self._start_error or error
+                self._outcome.note_start_error(error)
             except Exception as error:
                 self._note_fault(error)
             for limit in limits:
@@ -499,6 +429,9 @@ class JobBody(ABC):
         options = self._options
         if options.timeout is None:
             return []
+        # Loaded only here: most jobs have none.
+        from davincirunsdk.supervision.time_limit import set_limits
+
         self._ends_at = time.monotonic() + options.timeout
         return set_limits(
             options.timeout,
@@ -518,22 +451,14 @@ class JobBody(ABC):
             try:
                 result = await self._agree(waits, result)
             except DavinciRunError as error:
-                self._start_error = self._start_error or error
+                self._outcome.note_start_error(error)
         except Exception as error:
             self._note_fault(error)
             self._finish(time.time(), INTERNAL_ERROR, f"{JobState.FAILED}: {InternalError.of(error).words}")
             return
-        self._know(result)
-        blamed = result.report.root_cause if result.report is not None else None
-        cause = f": {blamed.name}, {blamed.reason}" if result.failures and blamed is not None else ""
-        if self._start_error is not None:
-            code = getattr(self._start_error, "exit_code", 1)
-            result, cause = replace(result, state=JobState.FAILED, exit_code=code), f": {self._start_error}"
-        if self._fault is not None:
-            result = replace(result, state=JobState.FAILED, exit_code=INTERNAL_ERROR)
-            cause = f": {InternalError.of(self._fault).words}"
-        self._result = self._final = result
-        self._finish(result.ended, result.exit_code, f"{result.state}{cause}", result.report)
+        detail = self._outcome.conclude(result)
+        result = self._outcome.final or result
+        self._finish(result.ended, result.exit_code, detail, result.report)
 
     def _finish(
         self, moment: float, exit_code: int, detail: str, report: FailureReport | None = None
@@ -544,7 +469,7 @@ class JobBody(ABC):
 
     async def _write_documents(self, waits: Patience) -> None:
         """Write what was asked for when all is known, and run the user's command; neither changes the end."""
-        options, result = self._options, self._final
+        options, result = self._options, self._outcome.final
         if result is None or not (options.report or options.html or options.on_end):
             return
         # Loaded only here: most jobs ask for none of it.
@@ -604,17 +529,9 @@ class JobBody(ABC):
         # When all is over the call needs no loop, and there may be none.
         return page(events) if running_loop() is None else await in_thread(page, events)
 
-    def _know(self, result: RunResult) -> None:
-        report = result.report
-        if report is not None and must_raise(report) and self._start_error is None:
-            too_long = report.verdict in (Verdict.STALLED, Verdict.TIME_LIMIT)
-            kind = JobTimeoutError if too_long else DistributedRuntimeError
-            self._error = kind(report.text, report=report, result=result)
-
     def _note_fault(self, error: Exception) -> None:
         """Keep an error of our own: it is the outcome, and it is never silent."""
-        if self._fault is None:
-            self._fault = error
+        self._outcome.fault = self._outcome.fault or error
         if not self._fault_is_told(error):
             cause = InternalError.of(error)
             logger.error("%s\n%s", cause.words, cause.traceback)
@@ -636,7 +553,7 @@ class JobBody(ABC):
         self._awaited = True
         if not self._decided.done():
             await asyncio.wait({self._decided})
-        return self._outcome()
+        return self._outcome.take()
 
 
 def log_notice(text: str) -> None:

@@ -159,9 +159,10 @@ class FMKManager(JobBody):
         return self._launch.log_dir if self._launch is not None else self._options.default_log_dir
 
     def _statuses(self, *, auxiliary: bool) -> tuple[WorkerStatus, ...]:
-        if self._final is not None:
+        final = self._outcome.final
+        if final is not None:
             # As they were judged: one that was stopped may have been failing already.
-            return self._final.auxiliaries if auxiliary else self._final.workers
+            return final.auxiliaries if auxiliary else final.workers
         return tuple(worker.status() for worker in self._workers() if worker.spec.auxiliary is auxiliary)
 
     def _workers(self) -> list[Worker]:
@@ -298,7 +299,7 @@ class FMKManager(JobBody):
     async def _agree(self, waits: Patience, result: RunResult) -> RunResult:
         if self._meeting is None:
             return result
-        fault = "" if self._start_error is None else str(self._start_error)
+        fault = str(self._outcome.start_error or "")
         return await waits.wait(asyncio.ensure_future(self._meeting.conclude(result, fault=fault)))
 
     def _emit(self, event: Event) -> None:

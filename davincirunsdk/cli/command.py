@@ -39,7 +39,7 @@ from davincirunsdk.supervision.verdict import INTERNAL_ERROR
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from davincirunsdk.job import Job
+    from davincirunsdk.protocol import Job
 
 _USAGE, _PLATFORM = 2, 3
 _LAST_WORDS = 2.0

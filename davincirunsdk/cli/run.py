@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from davincirunsdk.cli.words import Words
-    from davincirunsdk.job import Job
+    from davincirunsdk.protocol import Job
     from davincirunsdk.types import Event, RunResult, WorkerStatus
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")

@@ -230,17 +230,10 @@ def _traceback(texts: Sequence[str], index: int, *, start: int, thread: bool = F
                 # Its text is the traceback of another process, which ends with an exception of its own.
                 quoted = True
                 continue
-            joined = end
-            while joined < len(texts) and not _without(texts[joined], prefix, shape).strip():
-                # A blank line is one with a prefix only.
-                joined += 1
-            if joined < len(texts):
-                following = _without(texts[joined], prefix, shape)
-                if following.startswith(_JOINERS) or (
-                    _HEADER.match(following) and texts[joined - 1].startswith(_JOINERS)
-                ):
-                    end = joined
-                    continue
+            chained = _chained_at(texts, end, prefix, shape)
+            if chained is not None:
+                end = chained
+                continue
             break
         break
     if not said:
@@ -256,6 +249,21 @@ def _traceback(texts: Sequence[str], index: int, *, start: int, thread: bool = F
         said=tuple(said),
         thread=thread,
     )
+
+
+def _chained_at(texts: Sequence[str], end: int, prefix: str, shape: str) -> int | None:
+    """Where the traceback goes on that an exception is chained to, None where it does not."""
+    joined = end
+    while joined < len(texts) and not _without(texts[joined], prefix, shape).strip():
+        # A blank line is one with a prefix only.
+        joined += 1
+    if joined == len(texts):
+        return None
+    following = _without(texts[joined], prefix, shape)
+    goes_on = following.startswith(_JOINERS) or (
+        _HEADER.match(following) and texts[joined - 1].startswith(_JOINERS)
+    )
+    return joined if goes_on else None
 
 
 def _drawn(texts: Sequence[str], index: int) -> Block:

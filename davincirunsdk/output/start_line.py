@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from davincirunsdk.job import Job
+    from davincirunsdk.protocol import Job
     from davincirunsdk.types import WorkerStatus
 
 _MOST_PATTERNS = 4

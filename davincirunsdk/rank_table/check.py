@@ -120,6 +120,12 @@ def _repeated_devices(blocks: list[Block], findings: Findings) -> None:
                 seen[row.device_id] = place
 
 
+_OWN = {
+    "device_ip": "a different address for each device of the job",
+    "super_device_id": "a different super_device_id for each device of a super pod",
+}
+
+
 class _Places:
     """Paths of rows by their number in all blocks: cheap to keep, and made a path for faults only."""
 
@@ -132,6 +138,25 @@ class _Places:
         at = bisect_right(self._ends, number)
         block = self._blocks[at]
         return block.place(number - self._ends[at] + len(block.rows), name)
+
+    def repeated(
+        self, block: Block, index: int, name: str, value: str, first: int, findings: Findings
+    ) -> None:
+        """Report a field that has to be each device's own and is not.
+
+        Args:
+            block: Where it stands again.
+            index: Row in it.
+            name: Of the field.
+            value: What stands there.
+            first: Number of the row where it stands first.
+            findings: Takes the fault.
+        """
+        findings.fault(
+            block.place(index, name),
+            f"{show(value)} again (first at {self.path(first, name)})",
+            _OWN[name],
+        )
 
 
 def addresses(blocks: list[Block], findings: Findings, *, needed: bool) -> None:
@@ -175,11 +200,7 @@ def addresses(blocks: list[Block], findings: Findings, *, needed: bool) -> None:
                     )
                     break
                 if packed in seen:
-                    findings.fault(
-                        block.place(index, "device_ip"),
-                        f"{show(part)} again (first at {places.path(seen[packed], 'device_ip')})",
-                        "a different address for each device of the job",
-                    )
+                    places.repeated(block, index, "device_ip", part, seen[packed], findings)
                 else:
                     seen[packed] = count
             else:
@@ -334,11 +355,7 @@ def _super_devices(members: dict[str, list[Block]], findings: Findings) -> None:
                 if not isinstance(sdid, str):
                     continue
                 if sdid in seen:
-                    findings.fault(
-                        block.place(index, "super_device_id"),
-                        f"{show(sdid)} again (first at {places.path(seen[sdid], 'super_device_id')})",
-                        "a different super_device_id for each device of a super pod",
-                    )
+                    places.repeated(block, index, "super_device_id", sdid, seen[sdid], findings)
                 else:
                     seen[sdid] = count
 

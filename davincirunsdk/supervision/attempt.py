@@ -39,12 +39,13 @@ from davincirunsdk.supervision.cause import (
 )
 from davincirunsdk.supervision.drain import drain
 from davincirunsdk.supervision.guardian_watch import GuardianWatch
-from davincirunsdk.supervision.last_words import ends_with_exception, is_traceback_open
+from davincirunsdk.supervision.last_words import ends_with_exception
 from davincirunsdk.supervision.message_loop import MessageLoop
 from davincirunsdk.supervision.messages import Inbox
 from davincirunsdk.supervision.remains import Remains, log_what_was_ended, say_what_stays
 from davincirunsdk.supervision.seen import Seen, WorkerSeen
 from davincirunsdk.supervision.spawn import children_are_reaped_by_kernel, spawn_error
+from davincirunsdk.supervision.stop import Stop
 from davincirunsdk.supervision.worker import Worker
 from davincirunsdk.types import Event, Leftover, WorkerState, signal_name
 
@@ -67,12 +68,6 @@ _SCHEDULER_GRACE = 5.0
 
 _SCHEDULER_PATIENCE = 600.0
 """The same where the job has workers on other nodes and nobody says when they have ended."""
-
-_TRACEBACK_PATIENCE = 0.3
-"""Seconds that a worker gets to finish its traceback before it is stopped for another one's failure."""
-
-_WORDS = 4096
-"""Bytes of a worker's last output that are looked at for that."""
 
 _LOOK_PATIENCE = 0.5
 """Seconds that SIGKILL waits for a look at all processes: one that is stuck may hold its reader."""
@@ -142,36 +137,30 @@ class Attempt:
             Worker(spec, pump, post=self._inbox.post, on_cancel=self._stop_cancelled)
             for spec, pump in zip(specs, pumps, strict=True)
         ]
+        self._stop = Stop(stop_signal, grace_period, post=self._inbox.post, emit=emit, warn=self._warn)
         self._remains = Remains(
             mark,
             self.workers,
             inherits_orphans=inherits_orphans,
             stop_signal=stop_signal,
-            deadline=self._until_deadline,
+            deadline=self._stop.until_deadline,
         )
         self._messages = MessageLoop(
-            self._inbox, self._deal_safely_with, deadline=self._until_deadline, warn=self._warn
+            self._inbox, self._deal_safely_with, deadline=self._stop.until_deadline, warn=self._warn
         )
         self._failed: list[Worker] = []
-        self._cause: Cause | None = None
-        self._stop_began: float | None = None
-        self._stop_ordered = False
-        self._stop_wanted: float | None = None
-        self._deadline = math.inf
         self._leftovers: tuple[Leftover, ...] = ()
         self._spawn_error: WorkerSpawnError | None = None
-        self._spared: set[Worker] = set()
-        self._said_refused: set[Worker] = set()
 
     @property
     def is_stopping(self) -> bool:
         """True once the workers are to end, or have been told so."""
-        return self._stop_ordered or self._deadline < math.inf
+        return self._stop.ordered or self._stop.has_begun
 
     @property
     def cause(self) -> Cause | None:
         """Why the workers are to end, None while they go on by themselves."""
-        return self._cause
+        return self._stop.cause
 
     def stop(self, cause: Cause, *, now: bool = False) -> None:
         """End it: the stop signal to all workers, SIGKILL after the grace period.
@@ -180,9 +169,7 @@ class Attempt:
             cause: Why; the first cause is the one that counts.
             now: SIGKILL at once.
         """
-        self._stop_ordered = True
-        if isinstance(cause, StopWanted) and self._stop_wanted is None:
-            self._stop_wanted = time.time()
+        self._stop.order(cause)
         self._inbox.post(messages.StopOrdered(cause=cause, now=now))
 
     def pass_on(self, number: int) -> None:
@@ -209,9 +196,9 @@ class Attempt:
         return Seen(
             workers=tuple(ours.values()),
             failed=tuple(ours[worker] for worker in self._failed),
-            cause=self._cause,
-            stop_began=self._stop_began,
-            stop_wanted=self._stop_wanted,
+            cause=self._stop.cause,
+            stop_began=self._stop.began,
+            stop_wanted=self._stop.wanted,
             leftovers=self._leftovers,
         )
 
@@ -273,7 +260,7 @@ class Attempt:
     async def _start_all(self, started: Callable[[], None]) -> None:
         guarded = self._messages.look(guardian.watch, self._mark, self._grace_period, self._stop_signal)
         reaped = self._messages.look(children_are_reaped_by_kernel)
-        await self._messages.until(lambda: guarded.done() and reaped.done(), self._until_deadline)
+        await self._messages.until(lambda: guarded.done() and reaped.done(), self._stop.until_deadline)
         if reaped.done() and reaped.result():
             self._warn(
                 "SIGCHLD is ignored in this process, so the kernel may throw the exit codes of workers away "
@@ -290,7 +277,7 @@ class Attempt:
                 break
             if not self._begin(worker):
                 continue
-            await self._messages.until(lambda worker=worker: worker.settled, self._until_deadline)  # type: ignore[misc]
+            await self._messages.until(lambda worker=worker: worker.settled, self._stop.until_deadline)  # type: ignore[misc]
             if not worker.settled:
                 worker.give_up()
         if not guarded.done():
@@ -325,17 +312,19 @@ class Attempt:
         """See a stop through: the grace period, then SIGKILL."""
         if self._running() and not self.is_stopping:
             self._begin_stop(RanksEnded(), now=False)
-        await self._messages.until(lambda: not self._stop_ordered or self._deadline < math.inf)
+        await self._messages.until(lambda: not self._stop.ordered or self._stop.has_begun)
         if not self.is_stopping:
             return
-        await self._messages.until(lambda: not self._spared, self._until_deadline)
+        await self._messages.until(lambda: not self._stop.spared, self._stop.until_deadline)
         strays = self._messages.look(self._remains.ending().stop)
-        await self._messages.until(lambda: not self._running(), self._until_deadline)
+        await self._messages.until(lambda: not self._running(), self._stop.until_deadline)
         # A descendant without the mark is found through its parent: it has to be seen before that is killed.
         limit = time.monotonic() + _LOOK_PATIENCE
         await self._messages.until(lambda: not self._running() or strays.done(), limit)
         for worker in self._running():
-            self._kill(worker)
+            if self._stop.kill(worker):
+                detail = f"SIGKILL after the grace period of {self._grace_period:g} s"
+                self._note("killing", worker, detail=detail)
         limit = time.monotonic() + _UNKILLABLE_AFTER
         await self._messages.until(lambda: not self._running(), limit)
         for worker in self._running():
@@ -352,7 +341,7 @@ class Attempt:
             self._tell_decided()
             await self._remains.outlast(self._messages, lambda: self.is_stopping)
         by_itself = not self.is_stopping
-        self._deadline = min(self._deadline, time.monotonic() + self._grace_period)
+        self._stop.begin_grace_period()
         ending = self._remains.ending()
         found = await self._messages.result_of(self._messages.look(ending.end), ())
         say_what_stays(ending, self._warn)
@@ -394,17 +383,14 @@ class Attempt:
             case messages.Spawned(worker=worker):
                 self._note("started", worker)
                 self._messages.look(worker.be_guarded)
-                if self._deadline < math.inf and worker.running:
-                    # The stop came while it was being started.
-                    worker.terminate(self._stop_signal)
+                if self._stop.has_begun:
+                    self._stop.tell_late(worker)
             case messages.SpawnFailed(error=error):
                 self._fail_start(error)
             case messages.StopOrdered(cause=cause, now=now):
                 self._begin_stop(cause, now=now)
             case messages.TracebackWaited(worker=worker):
-                self._spared.discard(worker)
-                if worker.running:
-                    worker.terminate(self._stop_signal)
+                self._stop.tell_late(worker)
             case messages.GuardianEnded():
                 self._begin_task(self._guarded, self._guardian_watch.revive)
             case messages.Broken(error=error):
@@ -414,7 +400,7 @@ class Attempt:
 
     def _judge_exit(self, worker: Worker) -> None:
         """Judge an end in the moment it is known: siblings are told before anything else is done."""
-        self._spared.discard(worker)
+        self._stop.spared.discard(worker)
         if worker.state is WorkerState.RUNNING:
             if worker.exit_code == 0 or (
                 worker.exit_code is None and not ends_with_exception(worker.pump.tail())
@@ -470,50 +456,11 @@ class Attempt:
             self.stop(Straggling(seconds=self._straggler_timeout, first=first.spec.rank, ranks=running))
 
     def _begin_stop(self, cause: Cause, *, now: bool) -> None:
-        limit = time.monotonic() + (0.0 if now else self._grace_period)
-        if self._deadline == math.inf:
-            self._deadline = limit
-            self._stop_began = time.time()
+        if not self._stop.has_begun:
             self._remains.stop_tick = since_boot()
-            running = self._running()
-            for worker in running:
-                if isinstance(cause, WorkerFailed) and is_traceback_open(worker.pump.tail(_WORDS)):
-                    self._spare(worker)
-                else:
-                    worker.terminate(self._stop_signal)
-            self._cause = cause
-            going = ", ".join(worker.spec.name for worker in running)
-            detail = f"{cause.words}; still running: {going}" if running else cause.words
-            self._emit(Event(kind="stopping", time=time.time(), detail=detail))
-            for worker in running:
-                self._say_if_refused(worker)
-        self._deadline = min(self._deadline, limit)
+        self._stop.begin(cause, self._running(), now=now)
         self._remains.hasten()
-        guardian.note_stop(self._mark, self._deadline)
-
-    def _spare(self, worker: Worker) -> None:
-        """Let it finish its traceback: a signal now would take its last words, and with them the cause."""
-        self._spared.add(worker)
-        asyncio.get_running_loop().call_later(
-            _TRACEBACK_PATIENCE, self._inbox.post, messages.TracebackWaited(worker=worker)
-        )
-
-    def _kill(self, worker: Worker) -> None:
-        worker.kill()
-        if worker.refused:
-            self._say_if_refused(worker)
-            worker.give_up()
-            worker.give_up_output()
-            return
-        self._note("killing", worker, detail=f"SIGKILL after the grace period of {self._grace_period:g} s")
-
-    def _say_if_refused(self, worker: Worker) -> None:
-        if worker.refused and worker not in self._said_refused:
-            self._said_refused.add(worker)
-            self._warn(
-                f"{worker.spec.name}, pid {worker.pid}, cannot be signalled (operation not permitted): it "
-                "runs as another user; end it as that user or as root"
-            )
+        guardian.note_stop(self._mark, self._stop.deadline)
 
     def _fail_start(self, error: WorkerSpawnError) -> None:
         if error.errno == errno.ETIMEDOUT:
@@ -562,7 +509,7 @@ class Attempt:
         """End everything with as little of our own as possible: what should do it is broken."""
         with contextlib.suppress(Exception):
             self._break(error)
-        self._deadline = -math.inf
+        self._stop.deadline = -math.inf
         for worker in self._running():
             worker.kill()
         swept = self._messages.look(self._remains.end_at_once)
@@ -619,9 +566,6 @@ class Attempt:
             from davincirunsdk.supervision.watch import tell_who_is_alone
 
             await tell_who_is_alone(self, self._over, self._emit)
-
-    def _until_deadline(self) -> float:
-        return self._deadline
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.running]
