@@ -673,6 +673,6 @@ def _state_of(one: Account, failed: Sequence[Account]) -> Words:
 
 
 def _list(accounts: Iterable[Account]) -> Words:
-    numbers = [one.rank for one in accounts]
+    numbers = sorted(one.rank for one in accounts)
     listed = compact(numbers)
     return Words(en=f"rank{'s' * (len(numbers) != 1)} {listed}", zh=f"rank {listed}")

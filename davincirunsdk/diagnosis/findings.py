@@ -91,7 +91,8 @@ class Finding:
 
 
 _REASON = re.compile(
-    r"(?:\breason|errorStr|error message|errMsg|原因)\s*[:=：]\s*(?!\(For )\[?\s*(.{3,400}?)(?:\]|\[FUNC|\.\s|\.$|$|[;；。]\s?)",
+    r"(?:\breason|errorStr|error message|errMsg|原因)\s*[:=：]\s*(?!\(For )"
+    r"(?:\[\s*(?P<inside>[^\]]{3,400})\]|(?P<open>.{3,400}?)(?:\[FUNC|\.\s|\.$|$|[;；。]\s?))",
     re.IGNORECASE,
 )
 _OPERATOR = re.compile(
@@ -317,7 +318,10 @@ def _below(block: Block) -> str:
 
 def _reason(block: Block) -> str:
     told = [text[:_SCANNED] for text in (*block.texts[:120], *block.texts[120:][-60:]) if not is_advice(text)]
-    reason = next((found[1].strip(" .") for text in told if (found := _REASON.search(text))), "")
+    reason = next(
+        ((found["inside"] or found["open"]).strip(" .") for text in told if (found := _REASON.search(text))),
+        "",
+    )
     operator = next((found[1].rstrip(".") for text in told if (found := _OPERATOR.search(text))), "")
     if not reason:
         boxed = (index + 2 for index, text in enumerate(block.texts[:-2]) if _BOXED.match(text.lstrip()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from davincirunsdk.columns import width
@@ -38,6 +39,8 @@ _MOST_LATE = 4
 _LONGEST_PATH = 4096
 _OBEYED = frozenset({0, -15, -9, -2, 143, 137, 130, None})
 _STOPPED_BY_US = frozenset({WorkerState.STOPPING, WorkerState.STOPPED, WorkerState.KILLED})
+
+_STAMPS = re.compile(r"\[PID: ?\d+\] [\d:.-]{10,30} ?|^\[[EWF]\d{3,4} [\d:.]+ [^\]]{1,60}\] ")
 
 _LABELS_ZH = {
     "root cause": "根因",
@@ -180,7 +183,7 @@ class _Writer:
             return f"rank {one.rank}"
         return self.said(f"MindSpore's {one.of.name}", f"MindSpore 的 {one.of.name}")
 
-    def _end(self, one: Account) -> str:
+    def _end(self, one: Account, *, many: bool = False) -> str:
         if one.of.start_error:
             return self.said("not started", "未能启动")
         if _is_unknown(one):
@@ -192,7 +195,8 @@ class _Writer:
                 else self.said("exit status unknown", "退出状态未知")
             )
         if _stopped_after_error(one):
-            return self.said("stopped by us after its error", "报错后被我们停止")
+            its = "their errors" if many else "its error"
+            return self.said(f"stopped by us after {its}", "报错后被我们停止")
         return name_exit(one.of.exit_code, self.lang)
 
     def _place(self, one: Account) -> str:
@@ -313,7 +317,8 @@ class _Writer:
         known = finding.known
         if finding.reason and finding.reason not in " ".join(finding.quotes):
             rows += self.field("reason", finding.reason, 4)
-        if finding.naming and finding.naming not in " ".join(finding.quotes[:1]) and not self.sure:
+        shown = finding.headline.removeprefix("... ") in finding.naming
+        if finding.naming and not shown and not self.sure:
             rows += self.field("names", finding.naming, 3)
         if one.earlier and one.earlier != finding.headline:
             when = ""
@@ -448,7 +453,9 @@ class _Writer:
             if self.evidence.nnodes > 1 and not alike
             else ""
         )
-        end = f"{_list(sorted(group, key=lambda one: one.rank))}{node}, {self._end(first)}"
+        end = (
+            f"{_list(sorted(group, key=lambda one: one.rank))}{node}, {self._end(first, many=len(group) > 1)}"
+        )
         if moment := stamp(first.of.ended, date=False):
             end += f", {moment}"
         if alike:
@@ -457,7 +464,7 @@ class _Writer:
                 f"({self.said('as rank', '同 rank')} {self.lead.rank if self.lead else ''})",
                 WIDTH - 2,
             )
-        words = first.finding.headline if first.finding is not None else first.last_line
+        words = _brief(first.finding.headline) if first.finding is not None else first.last_line
         words = words or self.said("no output before exit", "退出前没有输出")
         room = max(8, WIDTH - 4 - width(end))
         return f"{shorten(end, WIDTH - 14)}: {shorten(words, room)}"
@@ -548,7 +555,7 @@ class _Writer:
         if lead is None or self.conclusion.verdict is Verdict.SUCCEEDED:
             return []
         if lead.finding is not None:
-            words = lead.finding.headline
+            words = _brief(lead.finding.headline)
         elif lead.failed:
             words = self._end(lead) + (f": {lead.last_line}" if lead.last_line else "")
         else:
@@ -556,6 +563,11 @@ class _Writer:
         room = max(24, WIDTH - width(self._name(lead)) - 2)
         where = shorten(str(lead.of.log_path), _LONGEST_PATH)
         return [f"{self._name(lead)}: {wrap(words, room, 1)[0]} ({self.said('log', '日志')}: {where})"]
+
+
+def _brief(headline: str) -> str:
+    """A headline for a single row, without what CANN and a watchdog write before the words."""
+    return _STAMPS.sub("", headline)
 
 
 def _is_unknown(one: Account) -> bool:
@@ -579,7 +591,7 @@ def _ended_badly(one: Account) -> bool:
 
 
 def _list(accounts: Iterable[Account]) -> str:
-    numbers = [one.rank for one in accounts]
+    numbers = sorted(one.rank for one in accounts)
     return f"rank{'s' * (len(numbers) != 1)} {compact(numbers)}"
 
 
