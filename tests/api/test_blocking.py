@@ -45,6 +45,18 @@ def run_script(text: str, folder: Path, **variables: str) -> subprocess.Complete
     )
 
 
+def test_a_loop_that_cannot_begin_is_an_error(job_folder: Path) -> None:
+    """Whatever the reason, such as a library of another version: the call does not wait for it for ever."""
+    text = (
+        "import davincirunsdk\nfrom davincirunsdk import background\n"
+        "background.start_blocking_portal = lambda *words: None\n"
+        "for _ in range(2):\n"
+        "    try: davincirunsdk.start_distributed_train(['true'], nproc_per_node=1)\n"
+        "    except TypeError as error: print('told')\n"
+    )
+    assert run_script(text, job_folder).stdout == "told\ntold\n"
+
+
 def test_success_is_0_and_failure_1_or_an_error() -> None:
     """The return values and the error are those of the documentation."""
     assert start_and_wait_distributed_train(["true"], nproc_per_node=2) == 0
