@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from dataclasses import dataclass
 from html import escape
@@ -120,7 +122,15 @@ def timeline(rows: Sequence[Row], marks: Sequence[Mark], begin: float, end: floa
     return _svg(parts, bottom + _BOTTOM, "Timeline of the ranks")
 
 
-def line_chart(lines: Sequence[Line], begin: float, end: float, title: str, unit: str = "") -> str:
+def line_chart(
+    lines: Sequence[Line],
+    begin: float,
+    end: float,
+    title: str,
+    unit: str = "",
+    *,
+    breaks: Sequence[float] = (),
+) -> str:
     """Draw curves over time.
 
     Args:
@@ -129,6 +139,7 @@ def line_chart(lines: Sequence[Line], begin: float, end: float, title: str, unit
         end: At the right.
         title: What the picture shows.
         unit: `bytes`, another one such as `s`, or "" for plain numbers.
+        breaks: Moments that no curve is drawn across, such as the beginning of another attempt.
 
     Returns:
         An `svg` element with a legend, "" when there is nothing to draw.
@@ -158,12 +169,15 @@ def line_chart(lines: Sequence[Line], begin: float, end: float, title: str, unit
             f"{escape(figure(value, unit))}</text>"
         )
     for line in lines:
-        path = " ".join(f"{axis.x(point.time):.1f},{y(point.value):.1f}" for point in thinned(line.points))
         last = figure(line.points[-1].value, unit)
-        parts.append(
-            f'<polyline class="{line.look}" points="{path}">'
-            f"<title>{escape(f'{line.label}: {last}')}</title></polyline>"
-        )
+        for _, piece in itertools.groupby(
+            thinned(line.points), key=lambda point: bisect.bisect(breaks, point.time)
+        ):
+            path = " ".join(f"{axis.x(point.time):.1f},{y(point.value):.1f}" for point in piece)
+            parts.append(
+                f'<polyline class="{line.look}" points="{path}">'
+                f"<title>{escape(f'{line.label}: {last}')}</title></polyline>"
+            )
     legend = "".join(
         f'<span class="key"><i class="{line.look}"></i>{escape(line.label)}</span>' for line in lines
     )
@@ -202,9 +216,9 @@ def span(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     if minutes < 120:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
 class _Axis:
@@ -227,9 +241,11 @@ class _Axis:
         parts = []
         for number in range(int(self._length / step) + 1):
             place = self.x(self._begin + number * step)
+            # The last one would be cut off at the edge.
+            anchor = "end" if place > WIDTH - 3 * _RIGHT else "middle"
             parts.append(
                 f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{top}" y2="{bottom}"/>'
-                f'<text class="label" x="{place:.1f}" y="{bottom + 16}" text-anchor="middle">'
+                f'<text class="label" x="{place:.1f}" y="{bottom + 16}" text-anchor="{anchor}">'
                 f"{escape(span(number * step))}</text>"
             )
         return "".join(parts)

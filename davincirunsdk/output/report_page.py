@@ -68,7 +68,7 @@ pre{overflow-x:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.45
 margin:8px 0}
 table{border-collapse:collapse;width:100%;font-size:13.5px}td,th{padding:3px 10px 3px 0;text-align:left;
 border-bottom:1px solid var(--line);vertical-align:top}th{color:var(--dim);font-weight:500}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 svg{width:100%;height:auto;display:block}svg text.label{font-size:11px;fill:var(--dim)}
 .grid{stroke:var(--line)}rect.good{fill:var(--good)}rect.bad{fill:var(--bad)}rect.stop{fill:var(--stop);opacity:.5}
 rect.run{fill:var(--run)}rect.lost{fill:var(--h)}
@@ -80,12 +80,24 @@ polyline.e{stroke:var(--e)}polyline.f{stroke:var(--f)}polyline.g{stroke:var(--g)
 .legend{margin:2px 0 0 84px;font-size:12.5px;color:var(--dim)}.key{margin-right:16px}
 .key i{display:inline-block;width:14px;height:3px;margin-right:6px;vertical-align:4px}
 i.a{background:var(--a)}i.b{background:var(--b)}i.c{background:var(--c)}i.d{background:var(--d)}
+i.good{background:var(--good)}i.bad{background:var(--bad)}i.stop{background:var(--stop)}
+i.run{background:var(--run)}i.lost{background:var(--h)}
 i.e{background:var(--e)}i.f{background:var(--f)}i.g{background:var(--g)}i.h{background:var(--h)}
 a{color:var(--run)}summary{cursor:pointer;color:var(--dim)}
 @media print{body{max-width:none;padding:0}.card,svg,tr{break-inside:avoid}details{display:block}}
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _LOOKS = "abcdefgh"
+_FATES = {
+    "good": "ended well",
+    "bad": "failed",
+    "stop": "stopped by the launcher",
+    "run": "runs",
+    "lost": "end unknown",
+}
+_CAPTIONS, _CAPTION = 12, 240
+"""Moments that are told below the timeline, and letters of each; all of them are in the table of events."""
+
 _MARKED = {"stopping": "stopping", "restarting": "restart", "restart": "restart", "stalled": "stalled"}
 
 
@@ -198,7 +210,19 @@ def _timeline(record: RunRecord, begin: float, end: float) -> str:
         for one in record.happenings
         if one.kind in _MARKED
     ]
-    return timeline(rows, marks, begin, end)
+    return timeline(rows, marks, begin, end) + _legend(record, marks)
+
+
+def _legend(record: RunRecord, marks: Sequence[Mark]) -> str:
+    """What the colours mean, and who stopped the ranks: paper shows no titles."""
+    seen = {_end_of(life)[0] for rank in record.ranks for life in rank.lives}
+    keys = "".join(
+        f'<span class="key"><i class="{look}"></i>{word}</span>'
+        for look, word in _FATES.items()
+        if look in seen
+    )
+    words = "".join(f"<p class=legend>{escape(mark.title[:_CAPTION])}</p>" for mark in marks[:_CAPTIONS])
+    return f"<p class=legend>{keys}</p>{words}"
 
 
 def _grouped_rows(ranks: Sequence[RankRecord], begin: float, end: float) -> list[Row]:
@@ -267,6 +291,7 @@ def _end_of(life: Life) -> tuple[str, str]:
 
 def _curves(record: RunRecord, begin: float, end: float) -> str:
     ranks = [rank for rank in record.ranks if rank.rank >= 0]
+    breaks = [one.time for one in record.happenings if _MARKED.get(one.kind) == "restart"]
     parts = []
     for title, of, unit, name in (
         ("Loss", lambda rank: rank.losses, "", _name),
@@ -279,7 +304,8 @@ def _curves(record: RunRecord, begin: float, end: float) -> str:
         ("NPU memory in use", lambda rank: rank.npu_memory, "%", _npu_name),
         ("NPU temperature", lambda rank: rank.npu_temperature, "\N{DEGREE SIGN}C", _npu_name),
     ):
-        chart = line_chart(_lines(ranks, of, begin, end, name), begin, end, title, unit)
+        lines = _lines(ranks, of, begin, end, name)
+        chart = line_chart(lines, begin, end, title, unit, breaks=breaks)
         if chart:
             parts.append(f"<h2>{title}</h2>{chart}")
     return "".join(parts)

@@ -24,7 +24,8 @@ _ABOUT = {
 
 _TAIL_BYTES = 16 << 10
 _TAIL_LINES = 40
-_ATTEMPT = re.compile(r"\battempt ([0-9]+)\b")
+_FAILED = re.compile(r"rank ([0-9]+) failed\b")
+_ATTEMPT = re.compile(r"\brestart ([0-9]+) of\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +221,7 @@ class _Collector:
         self._last = 0.0
         self._attempt = 0
         self._stopping = False
+        self._culprit: int | None = None
         self._end: Mapping[str, object] | None = None
 
     def add(self, event: Mapping[str, object]) -> None:
@@ -282,10 +284,13 @@ class _Collector:
         code = event.get("exit_code")
         life = record.lives[-1]
         life.ended, life.exit_code = time, code if isinstance(code, int) else None
-        life.stopped = self._stopping and code != 0
+        life.stopped = self._stopping and code != 0 and record.rank != self._culprit
 
     def _happened(self, kind: str, time: float, event: Mapping[str, object], node: str, detail: str) -> None:
         if kind == "stopping":
+            # The stop is written down just before the end that made us stop.
+            found = _FAILED.match(detail) if not self._stopping else None
+            self._culprit = int(found[1]) if found is not None else self._culprit
             self._stopping = True
         elif kind == "finished":
             self._end = event
@@ -293,7 +298,7 @@ class _Collector:
         elif kind in ("restart", "restarting", "attempt"):
             found = _ATTEMPT.search(detail)
             self._attempt = int(found[1]) if found is not None else self._attempt + 1
-            self._stopping = False
+            self._stopping, self._culprit = False, None
         rank = event.get("rank")
         self._happenings.append(
             Happening(

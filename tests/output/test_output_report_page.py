@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from davincirunsdk.output.charts import thinned
+from davincirunsdk.output.charts import span, thinned
 from davincirunsdk.output.report_page import ranges, report_page
 from davincirunsdk.output.run_record import Point, read_record, record_of
 
@@ -116,7 +116,9 @@ def test_attempts_stand_beside_each_other() -> None:
     """A restarted rank has two lives in one row, and the restart is marked."""
     first = failed_run(2, 0)[:-1]
     again = [
-        event(40, "restarting", detail="attempt 1 in 10 s"),
+        event(
+            40, "restarting", detail="attempt 0 failed after 0:00:30: rank 0; restart 1 of at most 2 in 10 s"
+        ),
         *(event(50, "started", rank, pid=2000 + rank) for rank in range(2)),
         *(event(60, "exited", rank, exit_code=0) for rank in range(2)),
         event(60, "finished", exit_code=0, detail="SUCCEEDED"),
@@ -127,6 +129,53 @@ def test_attempts_stand_beside_each_other() -> None:
     page = report_page(record)
     assert page.count("<rect") == 4
     assert '<line class="restart"' in page
+
+
+def test_curves_are_not_drawn_across_a_restart() -> None:
+    """Steps and losses begin anew with each attempt: no line leads back from the last to the first."""
+    first = failed_run(1, 0)[:-1]
+    again = [
+        event(
+            40, "restarting", detail="attempt 0 failed after 0:00:30: rank 0; restart 1 of at most 2 in 10 s"
+        ),
+        event(50, "started", 0, pid=2),
+        *(event(50 + step, "progress", 0, progress={"step": step}) for step in range(1, 9)),
+        event(60, "exited", 0, exit_code=0),
+        event(60, "finished", exit_code=0),
+    ]
+    page = page_of([*first, *again])
+    assert page.count("<title>rank 0: 8</title></polyline>") == 2
+
+
+def test_who_failed_in_an_attempt_before_is_told() -> None:
+    """The launcher writes its stop down just before the end that made it stop, and keeps no report of it."""
+    record = record_of(
+        [
+            *(event(0, "started", rank, pid=rank + 1) for rank in range(3)),
+            event(30, "stopping", detail="rank 1 failed; still running: rank 0, rank 2"),
+            event(30.001, "exited", 1, exit_code=1),
+            event(31, "exited", 0, exit_code=-15),
+            event(31, "exited", 2, exit_code=1),
+            event(32, "restarting", detail="attempt 0 ended: rank 1; restart 1 of at most 2 in 2 s"),
+            *(event(40, "started", rank, pid=rank + 9) for rank in range(3)),
+        ]
+    )
+    assert record is not None
+    assert [rank.lives[0].stopped for rank in record.ranks] == [True, False, True]
+    assert record.attempts == 2
+    page = Page(report_page(record)).text
+    assert "stopping after 30 s: rank 1 failed" in page
+    assert "stopped by the launcher" in page
+
+
+def test_lengths_of_time_are_round() -> None:
+    """Nobody needs to be told of no seconds."""
+    assert [span(seconds) for seconds in (600, 630, 7200, 9000)] == [
+        "10 min",
+        "10 min 30 s",
+        "2 h",
+        "2 h 30 min",
+    ]
 
 
 def test_a_thousand_ranks_stay_readable() -> None:
