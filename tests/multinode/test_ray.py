@@ -270,6 +270,11 @@ def test_two_jobs_of_one_program_do_not_part_each_other_from_the_cluster() -> No
     assert drive("two")["states"] == ["SUCCEEDED"] * 3
 
 
+def test_a_job_may_be_run_inside_of_the_cluster() -> None:
+    """A task may run a job to its end, and an asynchronous actor may await one."""
+    assert drive("inside", "--seconds", "0")["states"] == ["SUCCEEDED"] * 2
+
+
 def test_sigterm_ends_the_blocking_twin_s_workers_first() -> None:
     """The program ends by the signal, as without a job, when the workers of all nodes have had theirs."""
     with subprocess.Popen(

@@ -3,7 +3,7 @@
 Ways: `blocking` calls `run_blocking` where a loop runs in the thread; `patient` does so where none does, with
 a grace period of ten minutes, and tells of Ctrl-C; `cancel` cancels `run` when all workers are ready;
 `stages` cancels it ever later; `streams` reads logs and events; `two` runs a short job beside a long one, and
-one more after.
+one more after; `inside` runs one job in a task of the cluster, and one in an asynchronous actor.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from davincirunsdk import DistributedRuntimeError
 from davincirunsdk.engines import ray
@@ -68,6 +69,25 @@ async def two(nodes: int, log_dir: str, *arguments: str) -> None:
     tell(states=[*states, await run("short", 0)])
 
 
+async def inside(nodes: int, log_dir: str, *arguments: str) -> None:
+    import ray as cluster
+
+    command = [sys.executable, WORKER, *arguments]
+
+    def task() -> str:
+        return str(ray.run_blocking(command, log_dir=f"{log_dir}/task", nnodes=nodes, nproc_per_node=2).state)
+
+    class Actor:
+        async def run(self) -> str:
+            return str(
+                (await ray.run(command, log_dir=f"{log_dir}/actor", nnodes=nodes, nproc_per_node=2)).state
+            )
+
+    cluster.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    place: Any = cluster.remote(num_cpus=0)
+    tell(states=[await place(task).remote(), await place(Actor).remote().run.remote()])
+
+
 async def cancel(nodes: int, log_dir: str, *arguments: str) -> None:
     command = [sys.executable, WORKER, *arguments]
     task = asyncio.create_task(ray.run(command, log_dir=log_dir, nnodes=nodes, nproc_per_node=2))
@@ -94,7 +114,14 @@ async def streams(nodes: int, log_dir: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     way, count, folder, *rest = sys.argv[1:]
-    ways = {"blocking": blocking, "cancel": cancel, "stages": stages, "streams": streams, "two": two}
+    ways = {
+        "blocking": blocking,
+        "cancel": cancel,
+        "stages": stages,
+        "streams": streams,
+        "two": two,
+        "inside": inside,
+    }
     if way == "patient":
         # `asyncio.run` would take the first Ctrl-C for its loop, which does not turn.
         patient(int(count), folder, *rest)
