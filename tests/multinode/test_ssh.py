@@ -39,10 +39,12 @@ def run(words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def running(hosts: SshHosts, *options: str, ranks: int) -> Iterator[subprocess.Popen[str]]:
+def running(
+    hosts: SshHosts, *options: str, ranks: int, worker: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """Start a job and wait until all its ranks are ready."""
     driver = subprocess.Popen(
-        hosts.launch(*options, WORKER),
+        hosts.launch(*options, WORKER, *worker),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -399,6 +401,42 @@ def test_the_end_of_a_link_ends_both_sides(hosts: SshHosts, end: str) -> None:
             assert driver.returncode == 1, stderr
             assert re.search(r"node 1 is the root cause|node 1 .*lost", stderr), stderr
             assert "h2" in stderr
+
+
+def test_deaf_workers_of_a_host_that_is_cut_off_are_killed(hosts: SshHosts) -> None:
+    """On both sides of the cut, when their grace period is over."""
+    options = ("--nproc-per-node", "1", "--lost-after", "3", "--grace-period", "2")
+    with running(hosts, *options, ranks=3, worker=("--deaf",)) as driver:
+        began = time.monotonic()
+        hosts.hosts[1].cut()
+        wait_until(lambda: not left(hosts), 20, "nothing of the job is left on any host")
+        assert time.monotonic() - began < 3 + 2 + 5 + 3
+        _, stderr = driver.communicate(timeout=30)
+        assert driver.returncode == 1, stderr
+        assert "node 1 is the root cause" in stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_who_is_stopped_while_a_host_is_awaited_leaves_nothing(
+    hosts: SshHosts, number: signal.Signals, code: int
+) -> None:
+    """The agents that have answered end, and so does the ssh that waits."""
+    hosts.hosts[1].signal_sshd(signal.SIGSTOP)
+    with subprocess.Popen(
+        hosts.launch("--nproc-per-node", "1", WORKER),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as driver:
+        assert driver.stderr is not None
+        assert "waiting for" in driver.stderr.readline()
+        wait_until(lambda: len(left(hosts)) >= 2, 40, "two agents run")
+        driver.send_signal(number)
+        driver.communicate(timeout=30)
+    assert driver.returncode == code
+    wait_until(lambda: not left(hosts) and not ssh_clients(hosts), 20, "nothing is left")
+    hosts.hosts[1].signal_sshd(signal.SIGCONT)
 
 
 def test_a_cable_out_for_a_moment_and_a_new_sshd_do_no_harm(hosts: SshHosts) -> None:
