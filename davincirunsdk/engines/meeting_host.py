@@ -48,6 +48,9 @@ With those that the loop has accepted or closed, but not got round to, there are
 _QUEUE = 1024
 """Connections that wait in the kernel until they are accepted."""
 
+_TURNS = 5
+"""Turns of the loop within which a connection that it has accepted comes to us, and is closed."""
+
 _LINES = 8
 """Lines about those who were not let in."""
 
@@ -62,6 +65,7 @@ class HostMeeting(Meeting):
     """See `Meeting`."""
 
     _server: asyncio.Server | None = None
+    _closed = False
 
     async def open(self) -> None:
         """Listen; see `Meeting.open`."""
@@ -119,11 +123,21 @@ class HostMeeting(Meeting):
 
     async def close(self) -> None:
         """Listen no more; see `Meeting.close`."""
+        self._closed = True
         if self._server is not None:
+            # What asyncio is just accepting when its server closes stays open.
+            for listener in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             self._server.close()
+        # A task that is cancelled before its first step closes nothing.
+        for channel in tuple(self._coming.values()):
+            channel.abort()
         await super().close()
         for channel in self._links.values():
             channel.close()
+        await asyncio.sleep(0)
 
     async def _end_attempt(self, decide: Callable[[RunResult, str], float | None]) -> Again | None:
         joint = await self._settle()
@@ -219,7 +233,8 @@ class HostMeeting(Meeting):
         peer = str((writer.get_extra_info("peername") or ("?",))[0])
         channel = Channel(reader, writer, accepts=(Introduction, Told), most_bytes=admission.MOST_BYTES)
         known = self._terms.known
-        if not self._terms.identity.key and known is not None and peer not in known:
+        is_stranger = not self._terms.identity.key and known is not None and peer not in known
+        if is_stranger or self._closed:
             channel.abort()
             return
         while len(self._coming) + len(self._links) >= self._terms.identity.nnodes - 1 + _STRANGERS:

@@ -109,8 +109,12 @@ async def until(condition: object, what: str = "") -> None:
 
 async def all_in(host: Node, count: int) -> None:
     assert isinstance(host.meeting, HostMeeting)
-    meeting = host.meeting
-    await until(lambda: len(meeting._parts) == count, f"{count} nodes are in")
+    parts = host.meeting._parts
+    # A node's first word comes after it has learnt that it is in.
+    await until(
+        lambda: len(parts) == count and all(parts[rank].workers for rank in parts if rank),
+        f"{count} nodes are in",
+    )
 
 
 def status(rank: int, state: WorkerState = WorkerState.RUNNING, code: int | None = None) -> WorkerStatus:
