@@ -184,8 +184,24 @@ def pictures(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure against peers; see benchmarks/README.md for how to give them."""
+    """Measure beside peers, each in an environment of its own; `-- --quick` compares with the record only."""
     session.install(".[dev]")
-    session.run("python", "benchmarks/launchers.py", *session.posargs)
+    launchers = ["python", "benchmarks/launchers.py", *session.posargs]
+    if "--quick" in session.posargs:
+        session.run(*launchers)
+        return
+    for option, command, packages in (
+        ("--old", "davincirun", ["davincirunsdk==0.1.5", "ipython", "tornado"]),
+        ("--torchrun", "torchrun", [TORCH]),
+        ("--msrun", "msrun", ["mindspore", "numpy<2"]),
+    ):
+        peer = Path(session.create_tmp()) / option.strip("-")
+        if not peer.exists():
+            session.run("python", "-m", "venv", str(peer))
+        # What cannot be installed is listed as missing by the run itself.
+        pip = [str(peer / "bin" / "pip"), "install", "-q", *packages]
+        session.run(*pip, external=True, success_codes=[0, 1])
+        launchers += [option, str(peer / "bin" / command)]
+    session.run(*launchers, success_codes=[0, 1])
     session.run("python", "benchmarks/logs.py")
     session.run("python", "benchmarks/rank_tables.py")

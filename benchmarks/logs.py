@@ -23,7 +23,7 @@ from measure import (
     clean_up_on_sigterm,
     conclude,
     cpu_seconds,
-    print_machine,
+    machine,
     python_of,
     repetitions,
     status,
@@ -299,7 +299,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     clean_up_on_sigterm()
-    print_machine()
+    print(machine())
     benchmark = Benchmark(options.ours, options.folder, options.step)
     for _ in repetitions(options.repetitions):
         benchmark.run()

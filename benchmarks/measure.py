@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -151,8 +151,12 @@ class Program:
             yield
         finally:
             if self.process.poll() is None:
+                helpers = [psutil.Process(pid) for pid in self.helpers()]
                 self.process.kill()
                 self.process.wait()
+                for helper in helpers:
+                    with suppress(psutil.NoSuchProcess):
+                        helper.kill()
             for pid in self.workers():
                 # The pid may be anybody's by now; ours has the folder among its words.
                 if str(self.notes) in command_line(pid):
@@ -212,12 +216,14 @@ class Figure:
         unit: Its unit.
         target: What the median of the first program must reach; None for a figure that is only told.
         at_least: The target is a lower bound.
+        beside: Targets in multiples of other programs' medians; one that is reached is enough.
     """
 
     title: str
     unit: str
     target: float | None = None
     at_least: bool = False
+    beside: dict[str, float] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, program: str, *values: float) -> None:
@@ -226,27 +232,37 @@ class Figure:
 
     def reached(self) -> bool:
         """Tell whether the target is reached; nothing measured does not reach it."""
-        if self.target is None:
+        bounds = [factor * self.median(name) for name, factor in self.beside.items() if name in self.values]
+        if self.target is not None:
+            bounds.append(self.target)
+        if not bounds:
             return True
         ours = next(iter(self.values.values()), None)
         if not ours:
             return False
-        return median(ours) >= self.target if self.at_least else median(ours) <= self.target
+        return median(ours) >= min(bounds) if self.at_least else median(ours) <= max(bounds)
+
+    def median(self, program: str) -> float:
+        """Return the median of one program's values."""
+        return median(self.values[program])
+
+    def bound(self) -> str:
+        """Say the target in words, "" if there is none."""
+        words = [f"{factor:g} x {name}" for name, factor in self.beside.items() if name in self.values]
+        if self.target is not None:
+            words.append(f"{self.target:g} {self.unit}")
+        return f"{'>=' if self.at_least else '<='} {' or '.join(words)}" if words else ""
 
     def show(self) -> None:
         """Print it."""
-        bound = (
-            ""
-            if self.target is None
-            else f"; target {'>=' if self.at_least else '<='} {self.target:g} {self.unit}"
-        )
-        print(f"\n{self.title}{bound}")
+        bound = self.bound()
+        print(f"\n{self.title}{bound and f'; target {bound}'}")
         own = 0.0
         for number, (program, values) in enumerate(self.values.items()):
             middle = median(values)
             own = own if number else middle
             remark = f"{middle / own:.2f} x" if number and own else ""
-            if number == 0 and self.target is not None:
+            if number == 0 and bound:
                 remark = "reached" if self.reached() else "MISSED"
             spread = f"({min(values):.4g} to {max(values):.4g} of {len(values)})"
             print(f"  {program:<24}{middle:>9.4g} {self.unit:<10} {spread:<32}{remark}")
@@ -268,10 +284,10 @@ def clean_up_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def print_machine() -> None:
-    """Print where and when the figures are measured."""
+def machine() -> str:
+    """Say where and when the figures are measured."""
     memory = psutil.virtual_memory().total / 2**30
-    print(
+    return (
         f"{time.strftime('%Y-%m-%d %H:%M')}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
         f"{memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}"
     )

@@ -12,8 +12,9 @@ in its environment and is alive a grace period and 3 s later is counted, and apa
 guardians that have not left by then; one that is there 10 s after the kill counts as left over.
 
 `--jobs` starts and ends jobs in one process in every way (success, failure, command not found, stop,
-kill, cancellation, leaving the block) and compares descriptors, threads, tasks, children and memory
-with those after the first 5 %.
+kill, cancellation, leaving the block), with readers of lines and events that come before or after the
+start and leave before or at the end, and compares descriptors, threads, tasks, children and memory with
+those after the first 5 %.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from pathlib import Path
 
 import psutil
 
-from davincirunsdk import DavinciRunError, FMKManager
+from davincirunsdk import DavinciRunError, FMKManager, JobState
 
 KINDS = ("obedient", "deaf", "setsid", "double-fork-setsid")
 WORKER = Path(__file__).parents[1] / "tests" / "workers" / "kinds.py"
 GRACE = 1.0
 LIMIT = GRACE + 3.0
+GROWTH = 4096
+"""KiB that the allocator may keep more of after the jobs than before; a thousand leaks show as more."""
 VARIABLE = "SOAK_OF_DAVINCIRUN"
 
 
@@ -48,12 +51,12 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("rounds", nargs="?", type=int, default=1000)
-    parser.add_argument("--lanes", type=int, default=4, help="rounds at the same time")
+    parser.add_argument("--lanes", type=int, default=4, help="rounds or jobs at the same time")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--jobs", type=int, help="run so many jobs in one process instead")
     options = parser.parse_args()
     if options.jobs is not None:
-        sys.exit(asyncio.run(run_jobs(options.jobs)))
+        sys.exit(asyncio.run(run_jobs(options.jobs, options.lanes)))
     sys.exit(kill_supervisors(options.rounds, options.lanes, options.seed))
 
 
@@ -186,34 +189,64 @@ def is_guardian(process: psutil.Process) -> bool:
     return process.cmdline()[1:4] == ["-I", "-S", "-c"]
 
 
-async def run_jobs(count: int) -> int:
-    """Run jobs one after the other and print what they cost for good."""
+async def run_jobs(count: int, lanes: int) -> int:
+    """Run jobs, some at the same time, and print what they cost for good."""
     warm_up = max(20, count // 20)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(warm_up):
-            await one_job(number, folder)
+
+        async def run(numbers: range) -> None:
+            async def lane(first: int) -> None:
+                for number in numbers[first::lanes]:
+                    await one_job(number, Path(folder) / str(first))
+
+            await asyncio.gather(*map(lane, range(lanes)))
+
+        await run(range(warm_up))
         before = await stock()
-        for number in range(count):
-            await one_job(number, folder)
+        await run(range(count))
         after = await stock()
-    print(f"{count} jobs after {warm_up} for warming up, {time.monotonic() - began:.0f} s")
+    print(
+        f"{count} jobs, {lanes} at a time, after {warm_up} for warming up, {time.monotonic() - began:.0f} s"
+    )
     for name, value in after.items():
         print(f"{name:12} {before[name]:10} -> {value:10}")
-    return 0 if all(after[name] <= before[name] for name in after if name != "memory KiB") else 1
+    allowed = {name: before[name] + (GROWTH if name == "memory KiB" else 0) for name in after}
+    return 0 if all(after[name] <= allowed[name] for name in after) else 1
 
 
-async def one_job(number: int, folder: str) -> None:
+async def one_job(number: int, log_dir: Path) -> None:
     """Start and end a job; the way depends on the number."""
     python = [sys.executable, "-S", "-E", "-c"]
-    sleeper = [*python, "import time; time.sleep(600)"]
+    sleeper = [*python, "import time; print('asleep', flush=True); time.sleep(600)"]
     way = number % 7
-    short = {0: [*python, ""], 1: [*python, "raise SystemExit(3)"], 2: ["no-such-command-anywhere"]}
+    short = {
+        0: [*python, "print('line\\n' * 1000)"],
+        1: [*python, "print('line'); raise SystemExit(3)"],
+        2: ["no-such-command-anywhere"],
+    }
     command = short.get(way, sleeper)
-    manager = FMKManager(command, log_dir=Path(folder) / "log", nproc_per_node=2, grace_period=5)
+    manager = FMKManager(command, log_dir=log_dir, keep_logs=1, nproc_per_node=2, grace_period=5)
+
+    async def read() -> None:
+        async with manager.logs() as lines:
+            async for _ in lines:
+                if number % 2:
+                    break
+
+    async def follow() -> None:
+        async with manager.events() as events:
+            async for _ in events:
+                if number % 3:
+                    break
+
+    readers = [asyncio.create_task(read())] if number % 4 < 2 else []
 
     async def run() -> None:
         async with manager:
+            readers.append(asyncio.create_task(follow()))
+            if number % 4 >= 2:
+                readers.append(asyncio.create_task(read()))
             if way == 3:
                 await manager.stop()
             elif way == 4:
@@ -231,6 +264,12 @@ async def one_job(number: int, folder: str) -> None:
         assert way in (1, 2), way
     except asyncio.CancelledError:
         assert way == 6, way
+    if manager.state is JobState.PENDING:
+        # Cancelled before its start: there is no end to wait for.
+        for reader in readers:
+            reader.cancel()
+    for end in await asyncio.gather(*readers, return_exceptions=True):
+        assert end is None or isinstance(end, asyncio.CancelledError), end
 
 
 async def stock() -> dict[str, int]:
