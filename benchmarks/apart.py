@@ -34,7 +34,7 @@ from measure import (
     RunError,
     argument_parser,
     clean_up_on_sigterm,
-    print_machine,
+    machine,
     python_of,
     repetitions,
 )
@@ -304,7 +304,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there, too")
     options = parser.parse_args()
     clean_up_on_sigterm()
-    print_machine()
+    print(machine())
     launchers = []
     missing = []
     for make, path in (

@@ -100,14 +100,15 @@ def into_table(kept: Record, text: str, workers: int) -> str:
     for number, title in enumerate(rows, head + 2):
         cells = lines[number].split("|")
         for place, column in enumerate(columns):
-            if (found := figures[title]["values"].get(column)) is None:
+            figure = figures.get(title, {"values": {}})
+            if (found := figure["values"].get(column)) is None:
                 continue
             if (value := found["median"]) is None:
                 cells[place] = f" {never} "
-            elif figures[title]["unit"] == "workers":
+            elif figure["unit"] == "workers":
                 cells[place] = f" {every if value == workers else f'{value:g}'} "
             else:
-                cells[place] = f" {_short(value)} {figures[title]['unit']} "
+                cells[place] = f" {_short(value)} {figure['unit']} "
         lines[number] = "|".join(cells)
     told = next(number for number in range(head, len(lines)) if "benchmarks/README.md" in lines[number])
     lines[told] = re.sub(r"\d+\.\d+\.\d+", kept["versions"][OURS], lines[told])

@@ -28,7 +28,7 @@ from davincirunsdk.leftovers.mark import JOB_MARK
 from davincirunsdk.leftovers.proc import Proc, since_boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -114,17 +114,27 @@ class Guardian:
                 self._outputs[pid] = output = _Output(mark, rank, share)
                 self._tell_output(pid, output)
 
-    def note_exit(self, pid: int) -> None:
-        """Learn that a worker's process has ended and its number may become another's."""
-        with self._lock:
-            if (output := self._outputs.get(pid)) is not None:
-                self._tell(["exited", output.mark, str(pid), str(since_boot())], patience=0.0)
+    def note_exits(self, mark: str, pids: Sequence[int]) -> None:
+        """Learn that workers' processes have ended and their numbers may become others'.
 
-    def release_worker(self, pid: int) -> None:
-        """Have the ends of a worker's pipe closed: its output has ended, or is read no longer."""
+        Args:
+            mark: The job's mark.
+            pids: Of processes that are still to be reaped.
+        """
         with self._lock:
-            if (output := self._outputs.pop(pid, None)) is not None:
-                self._tell(["closed", output.mark, str(pid)], patience=0.0)
+            self._tell_of_workers("exited", mark, pids, str(since_boot()))
+
+    def release_workers(self, mark: str, pids: Sequence[int]) -> None:
+        """Have the ends of workers' pipes closed: their output has ended, or is read no longer.
+
+        Args:
+            mark: The job's mark.
+            pids: The workers' own processes.
+        """
+        with self._lock:
+            self._tell_of_workers("closed", mark, pids)
+            for pid in pids:
+                self._outputs.pop(pid, None)
 
     def note_stop(self, mark: str, deadline: float) -> None:
         """Have a stop that has begun taken over as it stands, if this process dies meanwhile.
@@ -252,6 +262,11 @@ class Guardian:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _tell_of_workers(self, what: str, mark: str, pids: Sequence[int], *words: str) -> None:
+        known = [str(pid) for pid in pids if pid in self._outputs]
+        for place in range(0, len(known), _KEYS):
+            self._tell([what, mark, *words, *known[place : place + _KEYS]], patience=0.0)
 
     def _tell_told(self, mark: str, keys: Collection[tuple[int, int]]) -> None:
         words = [f"{pid} {started}" for pid, started in keys]

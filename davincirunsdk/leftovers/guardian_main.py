@@ -85,17 +85,18 @@ class Watch:
                 self.jobs[mark].outputs[int(pid)] = Output(int(rank), descriptors)
                 descriptors = []
         elif what == "exited":
-            mark, pid, tick = rest
+            mark, tick, *pids = rest
             if mark in self.jobs:
-                self.jobs[mark].exits[int(pid)] = int(tick)
+                self.jobs[mark].exits.update(dict.fromkeys(map(int, pids), int(tick)))
         elif what == "told":
             if rest[0] in self.jobs:
                 keys = [key.split(" ") for key in rest[1:]]
                 self.jobs[rest[0]].told.update((int(pid), int(started)) for pid, started in keys)
         elif what == "closed":
-            mark, pid = rest
-            if mark in self.jobs and (output := self.jobs[mark].outputs.get(int(pid))) is not None:
-                close_all(output.descriptors)
+            mark, *pids = rest
+            for pid in pids if mark in self.jobs else ():
+                if (output := self.jobs[mark].outputs.get(int(pid))) is not None:
+                    close_all(output.descriptors)
         elif what == "release":
             if (released := self.jobs.pop(rest[0], None)) is not None:
                 for output in released.outputs.values():

@@ -146,9 +146,15 @@ class Attempt:
             deadline=self._stop.until_deadline,
         )
         self._messages = MessageLoop(
-            self._inbox, self._deal_safely_with, deadline=self._stop.until_deadline, warn=self._warn
+            self._inbox,
+            self._deal_safely_with,
+            dealt=self._tell_guardian,
+            deadline=self._stop.until_deadline,
+            warn=self._warn,
         )
         self._failed: list[Worker] = []
+        self._judged: list[Worker] = []
+        self._silent: list[Worker] = []
         self._leftovers: tuple[Leftover, ...] = ()
         self._spawn_error: WorkerSpawnError | None = None
 
@@ -235,8 +241,8 @@ class Attempt:
             self._over.set_result(None)
             if self._straggler_timer is not None:
                 self._straggler_timer.cancel()
+            self._let_reap(self.workers)
             for worker in self.workers:
-                worker.deal_with_end()
                 worker.give_up()
                 if not worker.begun:
                     worker.pump.discard()
@@ -365,6 +371,21 @@ class Attempt:
 
     # What follows from a message.
 
+    def _tell_guardian(self) -> None:
+        """Pass on what has been dealt with, for all at once: siblings that are told need the processors."""
+        if self._judged:
+            judged, self._judged = self._judged, []
+            self._let_reap(judged)
+        if self._silent:
+            silent, self._silent = self._silent, []
+            guardian.release_workers(self._mark, [worker.pid for worker in silent if worker.pid is not None])
+
+    def _let_reap(self, workers: Sequence[Worker]) -> None:
+        ended = [worker.pid for worker in workers if worker.ended is not None and worker.pid is not None]
+        guardian.note_exits(self._mark, ended)
+        for worker in workers:
+            worker.deal_with_end()
+
     def _deal_safely_with(self, message: messages.Message) -> None:
         try:
             self._deal_with(message)
@@ -379,7 +400,7 @@ class Attempt:
                 try:
                     self._judge_exit(worker)
                 finally:
-                    worker.deal_with_end()
+                    self._judged.append(worker)
             case messages.Spawned(worker=worker):
                 self._note("started", worker)
                 self._messages.look(worker.be_guarded)
@@ -395,7 +416,9 @@ class Attempt:
                 self._begin_task(self._guarded, self._guardian_watch.revive)
             case messages.Broken(error=error):
                 self._break(error)
-            case messages.PumpEnded() | messages.Nudge():
+            case messages.PumpEnded(worker=worker):
+                self._silent.append(worker)
+            case messages.Nudge():
                 pass
 
     def _judge_exit(self, worker: Worker) -> None:
@@ -520,7 +543,7 @@ class Attempt:
             await self._inbox.filled()
             for message in self._inbox.posted():
                 if isinstance(message, messages.Exited):
-                    message.worker.deal_with_end()
+                    self._let_reap([message.worker])
         timer.cancel()
 
     # Tasks and looks beside the supervisor.

@@ -31,6 +31,7 @@ class MessageLoop:
     Args:
         inbox: What is read.
         deal: Does what follows from a message.
+        dealt: Called when all messages that were there have been dealt with.
         deadline: Gives the monotonic second of the end of the grace period, which may change.
         warn: Takes a line for people.
     """
@@ -40,11 +41,13 @@ class MessageLoop:
         inbox: Inbox,
         deal: Callable[[Message], None],
         *,
+        dealt: Callable[[], None],
         deadline: Callable[[], float],
         warn: Callable[[str], None],
     ) -> None:
         self._inbox = inbox
         self._deal = deal
+        self._dealt = dealt
         self._deadline = deadline
         self._warn = warn
 
@@ -65,6 +68,7 @@ class MessageLoop:
         while True:
             for message in self._inbox.posted():
                 self._deal(message)
+            self._dealt()
             if condition():
                 return True
             left = (limit() if callable(limit) else limit) - time.monotonic()

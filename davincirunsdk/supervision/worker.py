@@ -120,8 +120,6 @@ class Worker:
         self._post(Exited(worker=self))
         # Until it is reaped, the number of its group stays taken: whoever deals with its end may signal it.
         await self._waits.until_any(self._dealt_with)
-        # Only now: the guardians that this wakes would take the processors from the siblings that are told.
-        guardian.note_exit(self.pid)
         self._reap()
 
     async def carry(self, output: asyncio.Future[None]) -> None:
@@ -132,8 +130,6 @@ class Worker:
         """
         await self._waits.until_any(output, self._output_given_up)
         self.pump_ended = True
-        if self.pid is not None:
-            guardian.release_worker(self.pid)
         self._post(PumpEnded(worker=self))
         if output.done():
             output.result()
@@ -156,7 +152,7 @@ class Worker:
         self.settled, self.running = True, False
 
     def deal_with_end(self) -> None:
-        """Let it be reaped: whatever had to be done before has been done."""
+        """Let it be reaped: whatever had to be done before has been done, and the guardian knows of it."""
         resolve(self._dealt_with, None)
 
     def _peek(self) -> int | None:

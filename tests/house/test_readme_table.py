@@ -12,15 +12,18 @@ HOUSE = Path(__file__).parents[2]
 WRITE = """
 import sys
 from pathlib import Path
-from launchers import Launchers, write_tables
-measured = Launchers([])
+from launchers import Launchers
+from record import into_table, record
+measured = Launchers([], 8)
 measured.told.add("davincirun", 3.21)
 measured.told.add("msrun", float("inf"))
-measured.returned.add("davincirun 0.1.5", 4321.0)
+measured.returned.add("0.1.5", 4321.0)
 measured.left.add("davincirun", 0)
 measured.left.add("torchrun", 8)
 measured.left.add("mpirun", 3)
-write_tables(measured, Path(sys.argv[1]), "9.8.7", "2031-02-03")
+kept = record("2031-02-03 04:05, a machine", {"davincirun": "9.8.7"}, [], measured.figures())
+for path in Path(sys.argv[1]).glob("README*"):
+    path.write_text(into_table(kept, path.read_text(), 8))
 """
 
 
@@ -41,7 +44,7 @@ def test_figures_are_written_in_their_places(tmp_path: Path) -> None:
         ]
         assert rows[0][0][2:] == ["davincirun", "0.1.5", "torchrun", "msrun", "mpirun", ""]
         expected = rows[0]
-        expected[2][2], expected[2][5] = "3.2 ms", never
+        expected[2][2], expected[2][5] = "3.21 ms", never
         expected[3][3] = "4321 ms"
         expected[5][2], expected[5][4], expected[5][6] = "0", everyone, "3"
         assert rows[1] == expected
