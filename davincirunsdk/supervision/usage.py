@@ -24,7 +24,7 @@ _STEP = 5.0
 _FIRST = 0.5
 """Seconds until the first one: short jobs are to have a curve, too."""
 
-_SHARE = 0.004
+_SHARE = 0.003
 """Part of a core that looking may take: with many processes it is done more rarely. Of the 0.005 that are
 promised, the rest is for handing on what was seen."""
 
