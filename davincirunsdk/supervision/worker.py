@@ -38,6 +38,9 @@ _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 """`struct pidfd_info` of linux/pidfd.h, first version, 64 bytes; the exit status is its last field."""
 
+_LAST_WORDS = 1.0
+"""Seconds that the end of its output may be behind the end of a worker whose exit code nobody knows."""
+
 
 class Worker:
     """One process of a job. All methods belong to the loop's thread.
@@ -92,6 +95,7 @@ class Worker:
         self._given_up: asyncio.Future[None] = loop.create_future()
         self._output_given_up: asyncio.Future[None] = loop.create_future()
         self._dealt_with: asyncio.Future[None] = loop.create_future()
+        self._silent: asyncio.Future[None] = loop.create_future()
 
     async def run(self) -> None:
         """Start the process, wait for its end, have that dealt with, and reap it."""
@@ -116,6 +120,9 @@ class Worker:
             return
         self.exit_code = self._peek()
         self.ended, self.ended_at, self.exit_tick = time.time(), time.monotonic(), since_boot()
+        if self.exit_code is None:
+            # Its last words are all that tells how it ended.
+            await self._waits.within(_LAST_WORDS, self._silent)
         self.running = False
         self._post(Exited(worker=self))
         # Until it is reaped, the number of its group stays taken: whoever deals with its end may signal it.
@@ -130,6 +137,7 @@ class Worker:
         """
         await self._waits.until_any(output, self._output_given_up)
         self.pump_ended = True
+        resolve(self._silent, None)
         self._post(PumpEnded(worker=self))
         if output.done():
             output.result()

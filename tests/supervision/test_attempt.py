@@ -259,6 +259,14 @@ class TestExitCodesThatAreTaken:
                 await asyncio.wait_for(job.wait(), 20)
         assert caught.value.root_cause.rank == 1
 
+    @pytest.mark.usefixtures("unknown")
+    async def test_its_last_words_may_come_behind_its_end(self) -> None:
+        """As through a filter that holds them a little longer than it lives."""
+        worker = ["bash", "-c", 'exec "$0" -c "raise ValueError(\'boom\')" 2> >(sleep 0.3; cat)', PY]
+        with pytest.raises(DistributedRuntimeError, match="ValueError: boom"):
+            async with FMKManager(worker, nproc_per_node=1) as job:
+                await asyncio.wait_for(job.wait(), 20)
+
 
 NO_PIDFD = """
 import ctypes, os, resource, struct, sys
