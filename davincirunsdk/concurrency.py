@@ -203,6 +203,30 @@ def in_thread(
     return future
 
 
+async def opened(function: Callable[..., T], *args: Any, close: Callable[[T], object]) -> T:
+    """Open something in a thread, as `in_thread` does, for somebody who may be cancelled meanwhile.
+
+    Args:
+        function: Opens it.
+        args: Its arguments.
+        close: Closes what nobody takes any more, in a thread.
+
+    Returns:
+        What was opened.
+
+    Raises:
+        asyncio.CancelledError: At once; what is open then, or later, is closed.
+    """
+    future = in_thread(function, *args, unwanted=close)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # A task that is cancelled between the result and its own next step never sees the result.
+        if not future.cancelled() and future.done() and future.exception() is None:
+            in_thread_or_here(close, future.result())
+        raise
+
+
 def in_thread_or_here(function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
     """Call a blocking function as `in_thread` does, or at once if no thread can be started.
 

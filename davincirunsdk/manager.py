@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from davincirunsdk.cluster import file_name
-from davincirunsdk.concurrency import Patience, in_thread
+from davincirunsdk.concurrency import Patience, in_thread, opened
 from davincirunsdk.errors import WorkerSpawnError
 from davincirunsdk.host.claims import Claims
 from davincirunsdk.job import JobBody, log_notice
@@ -190,9 +190,9 @@ class FMKManager(JobBody):
             cluster = await hold(cluster, claims, env, wait=options.wait_devices, notify=self._notify)
         self._cluster = cluster
         # It may hang on a dead mount: whoever gives up the start does not wait for it.
-        launch = await in_thread(
+        launch = await opened(
             lambda: prepare(options, cluster, inherited=inherited, on_trouble=self._say),
-            unwanted=lambda late: late.close(),
+            close=lambda late: late.close(),
         )
         try:
             self._launch = launch

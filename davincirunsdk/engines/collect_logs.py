@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from davincirunsdk.concurrency import in_thread
+from davincirunsdk.concurrency import in_thread, opened
 from davincirunsdk.engines.node import NodeLostError
 from davincirunsdk.logs.file import LogFile
 from davincirunsdk.phrases import count, ranks, some_of
@@ -146,8 +146,8 @@ async def _bring(handle: NodeHandle, rank: int, path: Path, most: int) -> bool:
     size = piece.size
     head = size if size <= most else most // _HEAD
     try:
-        file = await in_thread(
-            lambda: LogFile(path, lambda text: logger.warning("%s", text)), unwanted=LogFile.close
+        file = await opened(
+            lambda: LogFile(path, lambda text: logger.warning("%s", text)), close=LogFile.close
         )
     except OSError as error:
         raise _NoRoom(f"{path} cannot be written: {error.strerror}") from None

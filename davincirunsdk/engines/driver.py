@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from davincirunsdk.arguments import flag, parse_ranks, refuse_unknown
 from davincirunsdk.cluster import file_name
-from davincirunsdk.concurrency import Patience, in_thread, shield
+from davincirunsdk.concurrency import Patience, in_thread, opened, shield
 from davincirunsdk.diagnosis.language import choose_language
 from davincirunsdk.engines.collect_logs import collect_logs
 from davincirunsdk.engines.given_table import read_given
@@ -364,7 +364,7 @@ class NodesManager(JobBody):
             return file
 
         try:
-            file = await in_thread(open_file, unwanted=LogFile.close)
+            file = await opened(open_file, close=LogFile.close)
         except OSError as error:
             why = f"{error.filename}: {error.strerror}"
             self._notify(f"the events of all nodes cannot be written: {why}; the job goes on without")
