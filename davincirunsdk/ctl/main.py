@@ -95,7 +95,7 @@ def doctor(
     sys.exit({Level.OK: 0, Level.WARNING: 1, Level.FAULT: FAULT}[worst(findings)])
 
 
-for command in (
+for _command in (
     look.list_jobs,
     look.status,
     look.tail,
@@ -110,7 +110,7 @@ for command in (
     after.bundle,
     doctor,
 ):
-    cli.add_command(command)
+    cli.add_command(_command)
 
 
 def main() -> None:

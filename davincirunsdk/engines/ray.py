@@ -9,12 +9,12 @@ asks for the NPUs of its node. Ray itself needs 13 s to tell that a node's rayle
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from davincirunsdk.arguments import node_range, refuse_unknown
 from davincirunsdk.engines.driver import NodesManager
 from davincirunsdk.engines.ray_placement import RayPlacement
-from davincirunsdk.engines.whole import calls_of
+from davincirunsdk.engines.whole import called_like, to_its_end, to_its_end_blocking
 from davincirunsdk.options import JobKeywords, JobOptions, spelled_out
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from davincirunsdk.types import Event
+    from davincirunsdk.types import Event, RunResult
 
 logger: logging.Logger = logging.getLogger("davincirunsdk")
 
@@ -166,4 +166,45 @@ def manager_of(
     )
 
 
-run, run_blocking = calls_of(manager)
+@called_like(manager)
+async def run(*arguments: Any, **options: Any) -> RunResult:
+    """Run a command on several nodes of a Ray cluster and wait for its end on all of them.
+
+    Cancelling stops the workers of all nodes with their grace period, then lets the cancellation
+    through; `asyncio.timeout` around it works.
+
+    Args:
+        *arguments: See `manager`.
+        **options: See `manager`.
+
+    Returns:
+        The result: workers of all nodes in rank order, paths as they are on the nodes.
+
+    Raises:
+        DistributedRuntimeError: A worker failed by itself, or a node was lost.
+        PlatformError: There is no such cluster, or its nodes or their devices cannot be had.
+        RankTableError: The nodes' NPUs make no rank table, or are not those of the one that was given.
+        WorkerSpawnError: The command cannot be started on one of the nodes.
+    """
+    return await to_its_end(manager(*arguments, **options))
+
+
+@called_like(manager)
+def run_blocking(*arguments: Any, **options: Any) -> RunResult:
+    """Do what `run` does in code that is not asynchronous, in a notebook's cell too.
+
+    Ctrl-C stops the workers of all nodes with their grace period, a second one at once, and
+    `KeyboardInterrupt` is raised when they are gone. In the main thread of a program that has the
+    default action for SIGTERM, that signal does the same and then ends the program.
+
+    Args:
+        *arguments: See `manager`.
+        **options: See `manager`.
+
+    Returns:
+        As `run`.
+
+    Raises:
+        DistributedRuntimeError: As `run`, and so for all its other errors.
+    """
+    return to_its_end_blocking(manager(*arguments, **options))

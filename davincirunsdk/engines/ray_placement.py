@@ -124,7 +124,8 @@ class RayPlacement:
         )
         self._resource = resource
         self._address = address
-        self._timeout = self.renewal_timeout = timeout
+        self._timeout = timeout
+        self.renewal_timeout: float = timeout
         self._table_timeout = table_timeout
         self._grace_period = grace_period
         self._notify = notify

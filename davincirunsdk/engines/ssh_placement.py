@@ -40,7 +40,7 @@ class SshPlacement:
         notify: Takes a line when hosts have to be waited for.
     """
 
-    renewal_timeout = 0.0
+    renewal_timeout: float = 0.0
 
     def __init__(
         self,

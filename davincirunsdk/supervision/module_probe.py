@@ -102,6 +102,6 @@ def judge(module: str) -> tuple[str, str] | None:
 
 
 if __name__ == "__main__":
-    found = judge(sys.argv[1])
-    if found is not None:
-        sys.stdout.buffer.write("\t".join(found).encode("utf-8", "backslashreplace"))
+    _found = judge(sys.argv[1])
+    if _found is not None:
+        sys.stdout.buffer.write("\t".join(_found).encode("utf-8", "backslashreplace"))
