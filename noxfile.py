@@ -21,7 +21,6 @@ PYTEST = ("pytest>=8", "pytest-asyncio", "pytest-rerunfailures", "pytest-timeout
 LOWEST = (
     "tests/api/test_manager.py",
     "tests/api/test_blocking.py",
-    "tests/cli/test_cli_wishes.py",
     "tests/rank_table",
     "tests/output",
     "tests/ctl",
