@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 RECORD = HERE / "launchers.json"
 CHART = HERE.parent / "docs" / "launchers.svg"
-SIZES = {8: 7, 64: 5, 256: 3}
+SIZES = {8: 5, 64: 3, 256: 2}
 """Repetitions by number of workers."""
 VICTIM = 3
 SETTLING = 2.0
